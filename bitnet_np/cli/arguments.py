@@ -74,7 +74,9 @@ def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Pro
 _WRITTEN = "|".join(name for name, format in FORMATS.items() if format.writer)
 FORMAT = f"--format {_WRITTEN}: format to write (default: by the end of the file's name)"
 """Of a trace that is written."""
-REPORT = """-q, --quiet: print one line
+REPORT = """--format text|json|github|junit|tap = text: form of the report: text (default), JSON, text and an annotation of
+ GitHub Actions, JUnit's XML, or the Test Anything Protocol
+-q, --quiet: print one line
 -v, --verbose: print all layers, the tables of logits and of wrong tensors, and who is closer to float64
 --html F.html: write the report as one HTML file, with the numbers of each tensor
 --plot F.png: draw the heat map to this picture file (extra `plots`)"""

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..base.errors import ContextLimitError, OptionError, shown
 from ..base.validate import integer
@@ -26,12 +27,12 @@ ARGUMENTS = """--predict N = 16: with --endpoint: tokens to generate greedily (d
 --timeout S = 60.0: with --endpoint: seconds for one request (default 60)"""
 
 
-def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
-    """The report on the server, and its heading."""
+def judged(arguments: argparse.Namespace) -> tuple[Report, str, dict[str, Any]]:
+    """The report on the server, its heading, and what JSON says of the call."""
     profile_of(arguments)  # an option that is wrong, before anything is asked
-    for name in ("theirs", "format", "last", "plot"):
+    for name in ("theirs", "dump_format", "last", "plot"):
         if getattr(arguments, name):
-            raise OptionError(f"--endpoint and --{name} exclude each other")
+            raise OptionError(f"--endpoint and --{name.replace('_', '-')} exclude each other")
     predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, FEWEST, _MOST)
     client = client_of(arguments.endpoint, arguments.timeout)
     inputs = opened(arguments)
@@ -69,7 +70,8 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
     if difference is not None:
         verdict = max(report.verdict, Verdict.WRONG)
         report = replace(report, verdict=verdict, reason=f"{difference}; for our ids: {report.reason}")
-    return report, f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
+    heading = f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
+    return report, heading, {"tokens": [ids.tolist()], "dialect": profile.dialect.name}
 
 
 def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None, whose: str = "the server's") -> str | None:

@@ -26,7 +26,7 @@ from .parser import add_arguments
 SUMMARY = "Compare two dumps without a model, or two models."
 
 
-_OF_DUMPS = f"""--format {"|".join(FORMATS)}: format of both dumps (default: recognised by their content)
+_OF_DUMPS = f"""--dump-format {"|".join(FORMATS)}: format of both dumps (default: recognised by their content)
 --partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error, but for codes, scales and scores
 --tolerance X: WRONG where a number differs by more than this part of its tensor's largest, in place of what roundings reach
 --receipt F.json: write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp
@@ -78,15 +78,17 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
+    arguments.json |= arguments.format == "json"
     given = _given(arguments, _OF_DUMPS if arguments.models else compare_models.ARGUMENTS)
     given += [f"--{name}" for name in ("html", "quiet", "verbose") if arguments.models and getattr(arguments, name)]
+    given += ["--format"] if arguments.models and arguments.format not in ("text", "json") else []
     if given:
         kind, how = ("dumps", "without") if arguments.models else ("models", "with")
         raise OptionError(f"{given[0]} is for {kind}, expected it {how} --models")
     if arguments.models:
         return compare_models.run(arguments)
     details = details_of(arguments)
-    ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
+    ours, theirs = (read_any(path, arguments.dump_format) for path in (arguments.ours, arguments.theirs))
     if arguments.receipt is not None:
         tokens = "" if ours.tokens is None else ",".join(map(str, ours.tokens.tolist()))
         rows = _rows("--receipt", ours, theirs)
@@ -97,4 +99,5 @@ def run(arguments: argparse.Namespace) -> int:
     if report.first_wrong is not None:
         report = replace(report, notes=(*report.notes, "`bitnet-np check MODEL` judges the dump by its model and names known mistakes"))
     files = {"reference": arguments.ours, "dump": arguments.theirs}
-    return show(arguments, report, f"{theirs.origin} against {ours.origin}", details, files)
+    facts = {"tokens": None if ours.tokens is None else [ours.tokens.tolist()], "dialect": None}
+    return show(arguments, report, f"{theirs.origin} against {ours.origin}", details, files, facts)

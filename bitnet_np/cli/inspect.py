@@ -7,7 +7,7 @@ Examples:
 
 import argparse
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from ..base.errors import Error, NonFiniteError, shown
 from ..engine.forward_pass import forward_full
 from ..files.load import model_from, open_model
+from ..judge.report.text import show_layers
+from ..model.families import FAMILIES
 from ..model.matrix_facts import constant_matrices, kinds_of_matrices
-from ..model.records import Model
+from ..model.records import Config, Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import MODEL
 from .printing import answer, plain, printable, short, table
-from .trace import show_layers
 
 SUMMARY = "Show what a model file holds and whether it is supported."
 
@@ -46,6 +47,18 @@ def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, 
     with suppress(NonFiniteError):  # the logits come last, and their numbers do not matter here
         forward_full(model, [[0]], record=record)
     return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in layers_by_point.items()]
+
+
+def _config(config: Config) -> tuple[list[tuple[str, str]], ...]:
+    """The settings that every model has, those that differ from what is usual in its family, and those that do not and say something."""
+    usual = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    usual |= FAMILIES[config.architecture].config
+    rows: tuple[list[tuple[str, str]], ...] = ([], [], [])
+    for name, value in vars(config).items():
+        which = 0 if name not in usual else 1 if value != usual[name] else 2
+        if which < 2 or value not in (None, (), False):
+            rows[which].append((name, short(value) if isinstance(value, float | int | str) else shown(value) if value else "none"))
+    return rows
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,14 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
     points = _points(model) if arguments.points and model else []
     parts = [f"{printable(str(source.path))}: {source.kind}, {source.size:,} bytes, {len(source.tensors)} tensors"]
     parts[0] += f"\nsupported: {f'no: {printable(problem)}' if problem else 'yes'}"
+    if warnings:
+        parts.append("\n".join(f"warning: {warning}" for warning in warnings))
     if config:
-        rows = [(name, short(value)) for name, value in vars(config).items()]
-        parts.append(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]))
+        sizes, unusual, usual = _config(config)
+        parts.append(table(("size", ""), [*sizes, ("KV cache, bytes per token", f"{cache:,}")]))
+        parts += [table((heading, ""), rows) for heading, rows in (("differs from the usual", unusual), ("as usual", usual)) if rows]
     parts.append(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]))
     if matrices:
         parts.append(table(("matrices of layers", "number"), list(matrices.items())))
-    if warnings:
-        parts.append("\n".join(f"warning: {warning}" for warning in warnings))
     values = [(key, short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
     parts.append(table(("key", "value"), values))
     if arguments.tensors:

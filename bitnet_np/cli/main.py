@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -21,26 +22,7 @@ from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
 from ..kernels.float_state import steady
-from . import (
-    check,
-    compare,
-    completion,
-    convert,
-    demo,
-    generate,
-    grad,
-    hunt,
-    inspect,
-    logits,
-    mask,
-    nll,
-    progress,
-    selftest,
-    sweep,
-    tokenize,
-    trace,
-    vectors,
-)
+from . import progress
 from .arguments import check_out
 from .parser import Parser, add_arguments
 from .printing import printable, table
@@ -55,9 +37,10 @@ EXIT_CODES = (
 )
 
 
-_FIRST = (check, demo, hunt, compare, logits, trace, inspect, tokenize)  # judging, and what it needs
-_MODULES = (*_FIRST, generate, nll, sweep, grad, convert, vectors, mask, selftest, completion)
-COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _MODULES}
+_JUDGING = ("check", "demo", "hunt", "compare", "logits", "trace", "inspect", "tokenize")
+"""The commands that come first in the help: judging, and what it needs."""
+_OTHERS = ("generate", "nll", "sweep", "grad", "convert", "vectors", "mask", "selftest", "completion")
+COMMANDS = {name: import_module(f"{__package__}.{name}") for name in (*_JUDGING, *_OTHERS)}
 
 
 @steady

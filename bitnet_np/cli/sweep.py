@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..sweep.plan import read_plan
-from ..sweep.run import sweep
+from ..sweep.run import SUMMARIES, reason_of, sweep
 from ..sweep.tasks import OK, WRONG, DifferentBitsError, Row
 from . import progress
 from .cluster import cluster_arguments, connected
@@ -52,14 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"rows": len(rows), "outcomes": outcomes, "machines": [machines[name] for name in sorted(machines)]}))
     else:
         if bad:
-            said = [(row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], _reason(row)) for row in bad[:LARGEST_TABLE]]
+            said = [
+                (row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], reason_of(row)) for row in bad[:LARGEST_TABLE]
+            ]
             print(table(("outcome", "operation", "model", "tokens", "reason"), said))
             print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
         print(f"{len(rows)} rows: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}")
-        print(f"{arguments.out}: rows.jsonl, results.csv")
+        print(f"{arguments.out}: rows.jsonl, results.csv, {', '.join(SUMMARIES)}")
     return 1 if WRONG in outcomes else 2 if bad else 0
-
-
-def _reason(row: Row) -> str:
-    result = row["result"]
-    return str(result.get("reason") or result.get("error") or result.get("mean_nll", ""))

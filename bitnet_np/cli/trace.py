@@ -7,7 +7,7 @@ Examples:
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError
 from ..judge.report.pictures import check_plot, pyplot, save
+from ..judge.report.text import show_layers
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
 from .arguments import DIALECT_AND_MODEL, FORMAT, MODEL_AND_TOKENS, dialect_of
@@ -98,14 +99,3 @@ def parse_layers(text: str) -> list[int]:
             raise OptionError(f"--layers is {text[:60]!r}, expected numbers and rising ranges such as 0,3-5")
         layers.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
     return layers
-
-
-def show_layers(layers: Sequence[int | None]) -> str:
-    """Numbers of layers in short form: 0-2, 5."""
-    runs: list[list[int]] = []
-    for layer in sorted(layer for layer in layers if layer is not None):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"

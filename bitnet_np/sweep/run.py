@@ -14,8 +14,10 @@ from typing import Any
 
 from ..base.errors import FileFormatError, OptionError, shown
 from ..base.progress import Progress, silent
+from ..base.tables import printable
 from ..base.whole_file import whole_file
 from ..files.safetensors_file import strict_json
+from ..judge.report.ci import Case, junit, markdown
 from .cluster import arrived
 from .tasks import INVALID, KILLED, OK, WRONG, Row, Task, perform
 
@@ -25,6 +27,7 @@ else:
     import fcntl
 
 ROWS, TABLE = "rows.jsonl", "results.csv"
+SUMMARIES = {"junit.xml": junit, "summary.md": markdown}
 COLUMNS = ("key", "operation", "model", "tokens", "dialect", "precision", "outcome")
 RESULTS = ("sha256", "mean_nll", "verdict", "reason", "error")
 """Columns of the table: of a row, and of its result. Neither times nor machines: the table of a plan is the same from every cluster."""
@@ -42,8 +45,8 @@ def sweep(
     progress: Progress = silent,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Compute the rows of a plan that the folder `out` does not have, and write a table of all of them there. Returns all, in the
-    plan's order.
+    """Compute the rows of a plan that the folder `out` does not have, and write a table and summaries of all of them there. Returns
+    all, in the plan's order.
 
     client: Dask's, of `cluster.connected`; None computes in this process. retry_failed: compute rows again whose outcome is neither a
     verdict nor a value. on_row: called with each new row when it is on disk.
@@ -65,6 +68,9 @@ def sweep(
             progress(n, len(plan))
         ordered = [rows[task.key] for task in plan]
         _write_table(out / TABLE, ordered)
+        for name, form in SUMMARIES.items():
+            with whole_file(out / name) as part:
+                part.write_text(form("bitnet-np sweep", list(map(_case, ordered))) + "\n", "utf-8", "backslashreplace")
         return ordered
 
 
@@ -118,3 +124,15 @@ def _write_table(path: Path, rows: Sequence[Row]) -> None:
         writer.writerow((*COLUMNS, *RESULTS))
         for line in table:
             writer.writerow(f"'{x}" if isinstance(x, str) and x.startswith(("=", "+", "-", "@", "\t", "\r")) else x for x in line)
+
+
+def reason_of(row: Row) -> str:
+    """Why a row ended as it did, or its value."""
+    result = row["result"]
+    return str(result.get("reason") or result.get("error") or result.get("mean_nll") or result.get("sha256", ""))
+
+
+def _case(row: Row) -> Case:
+    named = (row["operation"], Path(row["model"]).name, row["tokens"], row["dialect"], row["precision"])
+    failed = {OK: "", WRONG: "failure"}.get(row["outcome"], "error")
+    return Case(printable(" ".join(filter(None, named))), failed, printable(f"{row['outcome']}: {reason_of(row)}"))

@@ -7,11 +7,13 @@ import signal
 import time
 from dataclasses import fields
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from command_line import TINY, TOKENS, save_array, with_commas
 
+import bitnet_np
 from bitnet_np import BITNET_CPP
 from bitnet_np.engine.forward_pass import compute_logits, forward_full
 from bitnet_np.engine.machine import digest_of
@@ -123,7 +125,7 @@ def test_check_takes_bare_numbers(run, refused, model, tmp_path):
 
     one = ["--tokens", with_commas(TOKENS)]
     assert judged(logits[0], "x.f32", *one) == ("SAME_BITS", 17)
-    assert judged(logits[0], "x.bin", *one, "--format", "raw") == ("SAME_BITS", 17)
+    assert judged(logits[0], "x.bin", *one, "--dump-format", "raw") == ("SAME_BITS", 17)
     assert judged(logits[0, -1], "x.f32", *one) == ("SAME_BITS", 1)
     assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
     assert judged(logits[0], "x.f32", *one, "--last", code=2) == ("INVALID", 0)
@@ -163,8 +165,8 @@ def test_every_sequence_of_a_dump_has_its_verdict(run, refused, model, tmp_path)
     assert all(f"sequence {b}" in page.read_text("utf-8") for b in range(3))
     result = run(*arguments, "--json", code=1)["sequences"]
     assert [one["verdict"] for one in result][::2] == ["INVALID", "WRONG"]
-    assert "holds one sequence" in refused(*arguments, "--format", "eval-callback")
-    assert "holds one sequence" in refused(*arguments, "--format", "nodes")
+    assert "holds one sequence" in refused(*arguments, "--dump-format", "eval-callback")
+    assert "holds one sequence" in refused(*arguments, "--dump-format", "nodes")
 
 
 def test_the_report_is_written_as_html(run, refused, model, tmp_path):
@@ -231,6 +233,41 @@ def test_the_first_and_the_last_lines_say_what_is_wrong_and_the_map_has_no_layer
     assert [line[:8] for line in every if re.match("layer +[0-9] [=.]", line)] == ["layer  0", "layer  1", "layer  2"]
     assert any(line.startswith("tensor ") for line in every)
     assert not any(line.startswith("tensor ") for line in lines)
+
+
+def test_what_continuous_integration_reads(run, model, tmp_path):
+    """JUnit's XML by a parser, TAP and the annotation line by line, and what JSON says of the call."""
+    theirs = tmp_path / "theirs.npz"
+    record_trace(model, TOKENS, theirs, names=["ffn_out", "ffn_norm", "attn_norm", "l_out"])
+    arrays = dict(np.load(theirs))
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--budget", "0"]
+    result = run(*arguments, "--json")
+    assert (result["passed"], result["version"], result["schema_version"]) == (True, bitnet_np.__version__, 1)
+    assert (result["tokens"], result["dialect"]) == ([TOKENS.tolist()], "exact")
+    assert result["files"]["dump"] == {"path": str(theirs), "sha256": digest_of(theirs)}
+    assert result["files"]["model"]["sha256"] == digest_of(Path(TINY))
+    assert run(*arguments, "--format", "github").splitlines()[-1].startswith("::notice title=bitnet-np::SAME_BITS: ")
+    np.savez(theirs, **arrays | {"ffn_out-1": arrays["ffn_out-1"] * np.nan, "l_out-0": arrays["l_out-0"] * 2})
+    result = run(*arguments, "--json", code=1)
+    bad = [o["verdict"] for o in result["operations"] if o["verdict"] in ("WRONG", "INVALID")]
+    suite = ElementTree.fromstring(run(*arguments, "--format", "junit", code=1))
+    cases = {case.get("name"): case for case in suite}
+    assert (int(suite.get("tests")), len(cases)) == (len(result["operations"]) + 1,) * 2
+    failed, ill = (cases[f"layer {n} {name}"][0] for n, name in ((0, "l_out"), (1, "ffn_out")))
+    assert (failed.tag, ill.tag) == ("failure", "error")
+    assert int(suite.get("failures")) == bad.count("WRONG") + 1
+    assert failed.get("message").startswith("WRONG: ")
+    lines = run(*arguments, "--format", "tap", code=1).splitlines()
+    assert lines[:2] == ["TAP version 14", f"1..{len(cases)}"]
+    assert [re.match("(not )?ok ([0-9]+) - ", line)[2] for line in lines[2:] if line[0] != " "] == [str(n + 1) for n in range(len(cases))]
+    assert sum(line.startswith("not ok") for line in lines) == len(bad) + 1
+    last = run(*arguments, "--format", "github", code=1).splitlines()[-1]
+    assert last.startswith("::error title=bitnet-np::WRONG at layer 0 l_out: ")
+
+
+@pytest.mark.parametrize(("form", "begin"), [("junit", "<?xml"), ("tap", "TAP version 14\n1..1\nok 1 - "), ("github", "PASS: ")])
+def test_the_embedded_recording_is_reported_in_every_form(run, form, begin):
+    assert run("check", "--format", form).startswith(begin)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_options_that_do_not_go_together(refused, tmp_path):
     url, dump = "http://127.0.0.1:9", save_array(tmp_path / "x.npy", np.zeros((17, 512), np.float32))
     for options, said in (
         (["--theirs", dump], "--endpoint and --theirs exclude each other"),
-        (["--format", "logits"], "--endpoint and --format exclude each other"),
+        (["--dump-format", "logits"], "--endpoint and --dump-format exclude each other"),
         (["--last"], "--endpoint and --last exclude each other"),
         (["--plot", tmp_path / "x.png"], "--endpoint and --plot exclude each other"),
         (["--predict", "0"], "--predict is 0, expected 1 to 4096"),

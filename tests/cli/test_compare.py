@@ -125,7 +125,7 @@ def test_a_tensor_that_theirs_lacks_is_invalid_unless_that_is_allowed(run, ours,
 
 def test_both_dumps_are_read_in_the_format_that_is_given(refused, ours, theirs):
     message = f"bitnet-np: {ours}: no point of a forward pass in it"
-    assert refused("compare", ours, theirs(), "--format", "nodes").startswith(message)
+    assert refused("compare", ours, theirs(), "--dump-format", "nodes").startswith(message)
 
 
 # --- two models -----------------------------------------------------------------------------------------------------------------------

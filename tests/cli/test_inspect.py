@@ -55,12 +55,26 @@ def test_inspect_in_json(run):
     assert tensors[0] == {"name": "token_embd.weight", "type": "F16", "shape": "512 x 256", "bytes": 262144}
 
 
+def test_sizes_come_first_then_what_differs_from_the_usual_and_never_a_none(run, tmp_path):
+    """What a family implies is usual in it."""
+    out = run("inspect", TINY)
+    assert re.search(r"yes\n\nsize\narchitecture +bitnet-b1.58\nvocab +512\n", out)
+    assert re.search(r"\nKV cache, bytes per token +3,072\n\nas usual\nactivation +relu2\n", out)
+    path = tmp_path / "m.gguf"
+    write_gguf(path, random_model(1, family="qwen2", window=None, rope_scaling=2.0, weights="float32"))
+    out = run("inspect", path)
+    assert re.search(r"\n\ndiffers from the usual\nrope_scaling +2.0\n\nas usual\nactivation +silu\n", out)
+    assert out.index("\nsize\n") < out.index("\ndiffers") < out.index("\nas usual\n") < out.index("\ntype ")
+    for said in (out, run("inspect", TINY)):
+        assert re.search(r"None|\(\)|\n(yarn|score_cap|local_layers|shared_norm) ", said) is None
+
+
 def test_inspect_shows_what_cannot_be_run_and_says_why(run, tmp_path):
     keys = [("general.architecture", text("falcon")), ("odd", number(FLOAT32, float("nan"))), ("falcon.block_count", number(UINT32, 1))]
     path = write_file(tmp_path / "other.gguf", build(keys, [Entry("output.weight", (256, 2), 14)]))
     out = run("inspect", path, "--tensors")
     assert f"supported: no: {path}: general.architecture is 'falcon', supported are bitnet-b1.58, bitnet-25, bitnet, llama, " in out
-    assert "config" not in out
+    assert "\nsize\n" not in out
     assert re.search(r"\nfalcon\.block_count +1\n", out)
     assert re.search(r"\noutput\.weight +Q6_K +2 x 256 +420\n", out)
     result = run("inspect", path, "--json")

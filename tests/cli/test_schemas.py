@@ -60,6 +60,7 @@ def objects(part):
 
 
 OPTIONAL = {"tensors", "points", "text", "error", "rounding", "against", "difference"}
+OPTIONAL |= {"version", "schema_version", "files", "tokens", "dialect"}
 """Keys that only some calls of a command print."""
 
 

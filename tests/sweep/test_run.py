@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import printed_json
@@ -91,6 +92,13 @@ def test_dumps_are_judged(tmp_path):
     assert [row["outcome"] for row in rows] == ["OK", "WRONG", "INVALID", "ERROR"]
     assert rows[0]["result"]["verdict"] == "SAME_BITS"
     assert "no such file or folder" in rows[3]["result"]["error"]
+    summary = (tmp_path / "out" / "summary.md").read_text("utf-8").splitlines()
+    assert summary[:3] == ["# bitnet-np sweep", "", "1 passed, 1 failure, 2 error"]
+    assert [line.split(" | ")[1:] for line in summary[6:]][2][0] == "error"
+    assert rows[1]["result"]["reason"].partition(";")[0] in summary[6]
+    suite = ElementTree.fromstring((tmp_path / "out" / "junit.xml").read_text("utf-8"))
+    assert [case[0].tag for case in suite] == ["system-out", "failure", "error", "error"]
+    assert "no such file or folder" in suite[3][0].get("message")
     again = []
     sweep(plan, tmp_path / "out", retry_failed=True, on_row=again.append)
     assert [row["outcome"] for row in again] == ["ERROR"]

@@ -171,6 +171,7 @@ class Report:
             return {"tensor": o.key.name, "layer": o.key.layer} | fields
 
         return {
+            "passed": self.passed,
             "verdict": self.verdict.name,
             "meaning": self.verdict.text,
             "reason": self.reason,
