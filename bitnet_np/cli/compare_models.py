@@ -7,6 +7,7 @@ from ..base.errors import OptionError
 from ..judge.compare_models import ModelDifference, compare_models
 from ..judge.report.pictures import check_plot, picture_map, save
 from ..judge.report.report import text_map
+from ..model.matrix_facts import matrix_errors
 from ..traces.points import Key
 from . import progress
 from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of
@@ -14,7 +15,7 @@ from .inputs import opened
 from .nll import kl_facts
 from .printing import answer, fitted, printable, short, table, width
 
-COSTLIEST = 10  # tensors that are listed
+COSTLIEST = 10  # tensors, and matrices, that are listed
 
 
 ARGUMENTS = f"""{DOWNLOAD}
@@ -41,8 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
         errors, most = _errors(difference)
         figure = picture_map({key: min(error, most) for key, error in errors.items()}, "relative error", most / 1e3, most)
         save(figure, arguments.plot, heading)
-    facts = {"ours": names[0], "theirs": names[1], "dialect": dialect.name} | _facts(difference)
-    return answer(arguments, facts, _printed(difference, printable(heading), width()))
+    matrices = matrix_errors(ours, theirs)
+    finite = {name: error if math.isfinite(error) else None for name, error in matrices.items()}
+    facts = {"ours": names[0], "theirs": names[1], "dialect": dialect.name, "matrices": finite} | _facts(difference)
+    text = _printed(difference, printable(heading), width())
+    if costliest := sorted(((name, error) for name, error in matrices.items() if error), key=lambda item: -item[1])[:COSTLIEST]:
+        said = fitted("Matrices whose weights are farthest from the first model's:", width())
+        text += f"\n\n{said}\n{table(('matrix', 'error'), costliest)}"
+    return answer(arguments, facts, text)
 
 
 def _facts(difference: ModelDifference) -> dict[str, object]:

@@ -75,13 +75,9 @@ def unpadded(where: str, held: Mapping[Any, Any]) -> list[list[int]]:
     if name is None:
         raise ShapeError(f"{where} has {shown([*held])}, expected input_ids, with attention_mask or lengths where they are padded")
     ids = np.atleast_2d(check_ids(f"{where}: {name}", as_numpy(f"{where}: {name}", held[name])))
-    if "attention_mask" in held:
-        kept = np.atleast_2d(as_numpy(f"{where}: attention_mask", held["attention_mask"])) != 0
-    elif "lengths" in held:
-        lengths = np.atleast_1d(as_numpy(f"{where}: lengths", held["lengths"]))
-        kept = np.arange(ids.shape[1]) < lengths.reshape(-1, 1)
-    else:
-        kept = np.ones(ids.shape, np.bool_)
+    kept = np.atleast_2d(as_numpy(f"{where}: attention_mask", held.get("attention_mask", np.ones_like(ids)))) != 0
+    if "lengths" in held:
+        kept = np.arange(ids.shape[1]) < as_numpy(f"{where}: lengths", held["lengths"]).reshape(-1, 1)
     if kept.shape != ids.shape:
         raise ShapeError(f"{where}: {name} has shape {list(ids.shape)}, its mask or lengths {list(kept.shape)}, expected the same")
     return [row[mask].tolist() for row, mask in zip(ids, kept, strict=True)]

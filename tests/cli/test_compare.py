@@ -16,6 +16,7 @@ from bitnet_np.engine.machine import digest_of
 from bitnet_np.files.load import load
 from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.report.report import LEGEND
+from bitnet_np.model.matrix_facts import matrix_errors
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.record import record_trace
 
@@ -145,6 +146,8 @@ def test_two_models_are_compared_layer_by_layer(run, model, rounded):
     assert (result["ours"], result["theirs"], result["dialect"], result["tokens"]) == (TINY, str(rounded), "exact", 17)
     assert result["kl"] == kl_facts(found.kl)
     assert (result["same_top"], result["settings"]) == (found.same_top.mean(), {})
+    assert result["matrices"] == matrix_errors(model, load(rounded))
+    assert 0 < max(result["matrices"].values()) < 1e-3
     assert [*result["tensors"][1].values()] == ["attn_norm", 0, found.tensors[1].error, found.tensors[1].growth]
     assert len(result["tensors"]) == len(found.tensors) == 3 + 17 * 3
     lines = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS)).splitlines()

@@ -56,3 +56,19 @@ def test_kinds_are_named_by_what_the_file_has():
     shape = {"width": 256, "ffn": 256, "head_dim": 64, "heads": 4, "kv_heads": 2}
     (kind,) = matrix_facts.kinds_of_matrices(random_model(0, family="llama", table="float16", weights="IQ3_S", **shape), ["IQ3_S"])
     assert kind == "float (IQ3_S, decoded in each pass by gguf-py, which is slow)"
+
+
+@pytest.mark.parametrize("kind", ["ternary", "float32", "Q8_0"])
+def test_the_error_of_each_matrix(kind, monkeypatch):
+    monkeypatch.setattr(matrix_facts, "_CHUNK", 1000)
+    model = random_model(0, family="llama", weights=kind, tied=False, width=64, ffn=64, heads=2, kv_heads=1, head_dim=32, n_layers=1)
+    errors = matrix_facts.matrix_errors(model, model)
+    assert set(errors) == {"token_embd", "output", *(f"layer 0 {name}" for name, _ in model.layers[0].linears())}
+    assert set(errors.values()) == {0.0}
+    up = model.layers[0].ffn_up
+    scaled = replace(up, scale=np.float32(1.25 * (1 if up.scale is None else up.scale)))
+    other = replace(model, layers=(replace(model.layers[0], ffn_up=scaled),), output=model.output * np.float32(0.5))
+    errors = matrix_facts.matrix_errors(model, other)
+    assert {name: error for name, error in errors.items() if error} == {"layer 0 ffn_up": pytest.approx(0.25), "output": pytest.approx(0.5)}
+    turned = replace(model, config=replace(model.config, rope="halves" if model.config.rope == "adjacent" else "adjacent"))
+    assert set(errors) - set(matrix_facts.matrix_errors(model, turned)) == {"layer 0 attn_q", "layer 0 attn_k"}

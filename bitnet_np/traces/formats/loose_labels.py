@@ -124,8 +124,7 @@ def nearest(label: str) -> str | None:
     label, step = _split_loose_step(label)
     numbers = _NUMBER.findall(label)
     number = next(iter(numbers), None)
-    if len(numbers) == 2 and step is None:  # of a layer and a step, most likely
-        step = int(numbers[1])
+    step = int(numbers[1]) if len(numbers) == 2 and step is None else step  # of a layer and a step, most likely
     names = _WHOLE if number is None else _OF_LAYER
     text = list(_without_words(label[:_SHOWN]))[-1]
     near = get_close_matches(text, names, 1)

@@ -47,6 +47,9 @@ class Format:
     partial: str = ""  # why it holds no trace
 
 
+_IN_JSON = {b'"logits_dump"': "bitnet-rs-logits"} | dict.fromkeys(server_answer.NAMES, "server-answer")
+"""Names that only JSON of these formats has."""
+
 _START = 1 << 18
 """Bytes from the start of a file that show its format; a log has other lines before the first node."""
 
@@ -183,9 +186,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
 def _of_json(path: Path) -> str:
     """The format of a JSON object, by the names in it."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b'"logits_dump"') >= 0:
-            return "bitnet-rs-logits"
-        return "server-answer" if any(content.find(name) >= 0 for name in server_answer.NAMES) else "json"
+        return next((format for name, format in _IN_JSON.items() if content.find(name) >= 0), "json")
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:
