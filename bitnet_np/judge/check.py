@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import OptionError, TokenRangeError, shown
 from ..base.progress import Bars, no_bars
-from ..base.validate import choice, function, instance, integer, integers, path_of
+from ..base.validate import choice, flag, function, instance, integer, integers, path_of
 from ..engine.dialects import DIALECTS, EXACT, Dialect
 from ..engine.network import Runtime
 from ..engine.tokens import Tokens, check_tokens, pad
@@ -78,7 +78,7 @@ def check(
         precision = FLOAT32 if precision == "exact" else Precision.parse(precision)
     elif not isinstance(precision, Precision | None):
         raise OptionError(f"precision is {shown(precision)}, expected a Precision, text such as act=bf16,kv=q8_0, or None")
-    options = Options(precision, integer("prefix", prefix, 0), bars, details, budget, bool(strict))
+    options = Options(precision, integer("prefix", prefix, 0), bars, details, budget, flag("strict", strict))
     content = content_of(dump, sequences, model.config, options.prefix)
     return judge_sequences(runtime, sequences, content, options)
 
