@@ -398,6 +398,17 @@ def test_scales_inside_blocks_that_are_of_other_runs_are_told(weights, of):
     assert read_off(model, ids, points, Key("Qcur", 0), wrong) == f"{weights}: {'; '.join(says)}"
 
 
+def test_another_zero_point_of_a_type_with_minimums_is_told():
+    model = random_model(3, family="llama", weights="Q4_1", width=128, ffn=128, heads=4, kv_heads=2, head_dim=32, n_layers=1)
+    ids, linear = np.random.default_rng(0).permutation(40), model.layers[0].attn_q
+    points, factors = without_codes(recorded(model, ids)), linear.weights.data.view(np.uint8).reshape(128, 4, 20)[..., :2]
+    zero = np.repeat(3.0 * np.ascontiguousarray(factors).view(np.float16).astype(np.float64)[..., 0], 32, axis=1)
+    matrix = rows_of(linear.weights, np.arange(128)) - zero
+    wrong = points[Key("attn_norm", 0)] @ matrix.T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
+    said = read_off(model, ids, points, Key("Qcur", 0), wrong)
+    assert said == "Q4_1: a number is added to the weights of each block of 32, 3 to 3 times its factor, as by another zero point or minimum"
+
+
 UP, NORM = P["ffn_up"], P["ffn_norm"]
 LINEAR = LLAMA.layers[LAYER].ffn_up
 MATRIX = rows_of(LINEAR.weights, np.arange(120))

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...base.block_formats import FORMATS, RUN, Factor, Format
+from ...base.block_formats import FORMATS, RUN, Factor
 from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks
 from ..law.expression import Matrix, Node
@@ -19,6 +18,7 @@ _ROWS = 256  # of a matrix that are looked at
 _SPARE = 4  # different inputs beyond those that the unknowns need
 _LEFT = 1e-3  # of the error
 _SAME = 1e-4  # relative: a factor of 1
+_ALIKE = 1e-2  # relative: zero points that are one
 
 
 def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
@@ -58,7 +58,8 @@ def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
         form = FORMATS[table.type.name]
         plain = replace(form, scale=Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
         data = np.ascontiguousarray(table.data[columns]).view(np.uint8)
-        codes, scales = (x.reshape(weights.shape).astype(np.float64) for x in (weights_as(data, plain), _scales(data, form)))
+        factors = factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
+        codes, scales = (x.reshape(weights.shape).astype(np.float64) for x in (weights_as(data, plain), factors))
         share = form.weights // len(set(form.scale.lanes[: form.weights // RUN])) if form.scale.integers is not None else form.weights
         for size in dict.fromkeys((share, form.weights)):
             if (np.diff(scales.reshape(-1, size)) == 0).all():
@@ -67,11 +68,6 @@ def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
     for size in (size for size in _SIZES if width % size == 0 and width > size):
         blocks = weights.reshape(len(columns), -1, size)
         yield _Cut("the matrix", "factors", blocks, np.ones(blocks.shape[:2]), np.zeros(blocks.shape[:2]))
-
-
-def _scales(data: NDArray[np.uint8], form: Format) -> NDArray:
-    """The scale of each weight."""
-    return factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
 
 
 def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] | None:
@@ -97,11 +93,10 @@ def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] 
 def _in_words(cut: _Cut, factors: Array, constants: Array) -> str:
     """What these factors and constants of blocks have in common with the right ones, in words."""
     size = np.where(cut.factors == 0, np.abs(cut.factors).mean(), cut.factors)
-    texts = []
-    if constants is not cut.constants and cut.constants.any():
+    added, texts = np.abs((constants - cut.constants) / size), []
+    if cut.constants.any() and np.ptp(added) > _ALIKE * added.max():
         texts.append(f"minimums {cut.of_blocks}: {_how(cut.constants, constants)}")
-    elif constants is not cut.constants:
-        added = np.abs(constants / size)
+    elif added.any():
         which = f"each block of {cut.codes.shape[2]}, {added.min():.4g} to {added.max():.4g} times its factor"
         texts.append(f"a number is added to the weights of {which}, as by another zero point or minimum")
     if not texts or np.abs((factors - cut.factors) / size).max() > _SAME:
