@@ -35,8 +35,8 @@ class Compared:
     sizes: dict[Key, int] = field(default_factory=dict)  # of all our tensors
     first: dict[Key, NDArray] = field(default_factory=dict)  # our queries and keys of the first layer
     flat: list[Key] = field(default_factory=list)  # those that have one axis, of all rows
-    own: dict[Key, float] = field(default_factory=dict)  # distance of tensors of layers from ours, where none is of layer 0
-    lower: dict[Key, float] = field(default_factory=dict)  # and from ours of the layer before
+    distances: dict[Key, float] = field(default_factory=dict)  # distance of tensors of layers from ours, where none is of layer 0
+    distances_below: dict[Key, float] = field(default_factory=dict)  # and from ours of the layer before
 
 
 def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, NDArray]:
@@ -51,7 +51,7 @@ def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, N
         if key.layer == 0 and key.name in (*QUERIES, *KEYS):
             dump.first[key] = ours.copy()
         if from_later and key.layer is not None and (above := Key(key.name, key.layer + 1)) in points:
-            dump.lower[above] = distance_of(ours, points[above])
+            dump.distances_below[above] = distance_of(ours, points[above])
         if key not in points:
             return
         theirs = points[key]
@@ -59,7 +59,7 @@ def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, N
             dump.flat.append(key)
             theirs = theirs.reshape(ours.shape)
         if from_later and key.layer is not None:
-            dump.own[key] = distance_of(ours, theirs)
+            dump.distances[key] = distance_of(ours, theirs)
         dump.problems[key] = invalid_tensor(theirs, ours) or (invalid_experts(theirs, c.experts) if key.name == TOP_EXPERTS else "")
         if not dump.problems[key]:
             dump.tensors[key] = theirs.reshape(ours.shape)

@@ -144,7 +144,7 @@ def judge_operations(
         names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
     dump = compared or compare(runtime, tokens, trace)[0]
-    seen_at_once = one_layer_lower(dump.own, dump.lower) or _of_other_tokens(runtime, ids, common, trace, dump)
+    seen_at_once = one_layer_lower(dump.distances, dump.distances_below) or _of_other_tokens(runtime, ids, common, trace, dump)
     if seen_at_once is not None:
         return Report(Verdict.INVALID, seen_at_once)
     missing = tuple(key for key in every if key not in trace.points)
@@ -254,20 +254,23 @@ class _Logits(NamedTuple):
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
         looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
 
-        kind = storage_type(self.theirs)
+        kind, ours = storage_type(self.theirs), self.convert(self.every[self.positions])
+        is_normalised = ours.shape == self.theirs.shape and normalised(self.theirs) == "log-probabilities"
 
         def run(variant: Variant) -> Floats:
             end = int(looked_at.max()) + 1
             x = self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
-            return x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
+            x = x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
+            return _apart_from_sums(ours[: len(x)], x) if is_normalised else x
 
         if self.has_all and self.theirs.ndim == 2:
             text = of_other_tokens(self.theirs, self.ids, lambda ids: self.convert(run_whole(self.runtime, Tokens.whole(ids[None]))[0]))
             if text is not None:
                 return Judgement(Verdict.INVALID, text)
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
-        base, ours = Variant("ours", self.runtime.model, self.runtime.dialect), self.convert(self.every[self.positions])
-        judged = judge_logits(ours, self.theirs, base, run, options, search and nearest == last, self.positions, self.ids)
+        base = Variant("ours", self.runtime.model, self.runtime.dialect)
+        theirs = _apart_from_sums(ours, self.theirs) if is_normalised else self.theirs
+        judged = judge_logits(ours, theirs, base, run, options, search and nearest == last, self.positions, self.ids)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))
@@ -293,6 +296,13 @@ def has_logits(runtime: Runtime, tokens: Tokens, trace: Trace, ours: Floats) -> 
     if logits.theirs.shape != (len(logits.positions), ours.shape[1]) or logits.positions.max() >= len(ours):
         return False
     return bool(position_nmse(logits.convert(ours[logits.positions]), logits.theirs).mean() <= 5 * FLIPS_LIMIT)
+
+
+def _apart_from_sums(ours: Floats, theirs: NDArray) -> Floats:
+    """Log-probabilities [P, V] without the mean error of each position: as the sum of probabilities is 1, it follows from the other errors,
+    and is off by more than they are."""
+    shift = (theirs.astype(np.float64) - ours).mean(axis=1, keepdims=True)
+    return np.where(shift == 0, theirs, theirs - shift).astype(np.float32)
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:

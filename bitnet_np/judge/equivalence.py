@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from ..model.records import Config, Model, with_rope_of
 from ..traces.points import POINTS, SLOTS, TOP_EXPERTS, Key
-from .law.functions import pairs
+from .law.functions import Array, pairs
 
-Array = NDArray[np.float64]
 Tensors = Mapping[Key, NDArray]
 
 QUERIES = tuple(point.name for point in POINTS if point.name.startswith("Qcur"))

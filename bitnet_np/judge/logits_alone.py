@@ -201,7 +201,7 @@ class _Target:
             search.begin_unlimited()
             self.total = self.done + len(self.engines) + 2 * len(self.names)
         mistake = search.named(case, self.engines)
-        is_sought = mistake is None and not search.is_over and not self.closest and len(self.a) >= _POSITIONS
+        is_sought = mistake is None and not search.has_ended() and not self.closest and len(self.a) >= _POSITIONS
         text = mistake.text if mistake is not None else self.wrong_scale() if is_sought else None
         self.progress(self.total, self.total)
         if text is not None or not self.strong:

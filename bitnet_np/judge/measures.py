@@ -13,11 +13,10 @@ from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
 from .first_looks import other_shape
+from .law.expected import Array
 from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
 from .verdict import Verdict
-
-Array = NDArray[np.float64]
 
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position

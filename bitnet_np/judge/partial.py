@@ -27,16 +27,13 @@ from ..traces.formats.eval_callback import PRINTED, PRINTED_SUM, PartialTensor, 
 from ..traces.points import SCORES, Key
 from .bounds import ROUNDING_ACROSS, TINY
 from .honest_engines import FLOOR, roundings
-from .law.expected import U
+from .law.expected import Array, U
 from .law.graph import operations
 from .law.precision import FLOAT32, Precision
 from .measures import Reach, limits
 from .report.report import OperationVerdict, Report
-from .variant import Variant
+from .variant import Floats, Variant
 from .verdict import Verdict
-
-Array = NDArray[np.float64]
-Tensor = NDArray[np.float32]
 
 _SAMPLED = (64, 256)  # most rows and columns by which a tensor's roundings are measured
 _SUMS = 6.0  # standard deviations that a sum of roundings may be off
@@ -47,7 +44,7 @@ def _report(
     precision: Precision,
     ids: NDArray[np.int64],
     theirs: Mapping[Key, Any],
-    take: Callable[[Any, Tensor], Any],
+    take: Callable[[Any, Floats], Any],
     judge: Callable[[Any, Any, list[Any]], OperationVerdict],
     known: str,
 ) -> Report:
@@ -101,7 +98,7 @@ class _Numbers:
     absolute: float  # sum of absolute values
 
     @classmethod
-    def of(cls, theirs: PartialTensor, array: Tensor) -> "_Numbers":
+    def of(cls, theirs: PartialTensor, array: Floats) -> "_Numbers":
         rows = array[-theirs.shape[0] :].astype(np.float64)
         inside = (theirs.index < rows.shape).all(axis=1)
         steps = [max(1, -(-n // most)) for n, most in zip(rows.shape, _SAMPLED, strict=True)]
@@ -178,7 +175,7 @@ def check_records(
     return replace(report, notes=(*report.notes, "records hold no values: an error that keeps a tensor's RMS is not seen", *others))
 
 
-def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]) -> OperationVerdict:
+def _judged_records(records: list[Fingerprint], ours: Floats, runs: list[Floats]) -> OperationVerdict:
     """The verdict on one tensor, by its records."""
     key = records[0].key
     assert key is not None
@@ -204,7 +201,7 @@ def _judged_records(records: list[Fingerprint], ours: Tensor, runs: list[Tensor]
     return OperationVerdict(key, verdict, reason, (key,), error, float(np.sqrt(nmse / most)), nmse)
 
 
-def _rows(record: Fingerprint, ours: Tensor) -> list[Tensor]:
+def _rows(record: Fingerprint, ours: Floats) -> list[Floats]:
     """The rows of ours that a record may be of: its token's, or all. BitNet-rs's own dumps call every token 0 and keep the last."""
     tokens, width = ours.shape
     if record.num_elements == tokens * width and tokens > 1:

@@ -17,10 +17,7 @@ from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
 from .mistakes.mistake import Cause, Edited
-from .readings.wrong import places_of
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
+from .readings.wrong import Array, Indices, places_of
 
 _LEAST = 8  # wrong numbers: fewer are no evidence for a mistake of an operation
 _NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond their bound

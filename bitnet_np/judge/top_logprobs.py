@@ -22,11 +22,8 @@ from .logits_alone import judge_logits
 from .measures import FLIPS_LIMIT, Judgement
 from .options import DEFAULT, Options
 from .report.report import Report
-from .variant import Variant, variant_logits
+from .variant import Floats, Variant, variant_logits
 from .verdict import Verdict
-
-Floats = NDArray[np.float32]
-Array = NDArray[np.float64]
 
 LEAST = -80.0
 """Log-probabilities below are left out: e^-87 is float32's smallest normal number, and servers send any number for less."""

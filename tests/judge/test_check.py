@@ -93,6 +93,7 @@ def test_what_is_no_dump_is_refused(dump, error, message):
     [
         ({"model": None}, ShapeError, "model is a NoneType, expected a Model"),
         ({"dialect": "numpy"}, OptionError, "dialect is 'numpy', expected one of exact, "),
+        ({"strict": "no"}, OptionError, "strict is 'no', expected True or False"),
         ({"precision": 3}, OptionError, "precision is 3, expected a Precision, text such as"),
         ({"tokens": TOKENS[None, None]}, ShapeError, "tokens has shape"),
         ({"tokens": [512]}, TokenRangeError, "token 512"),

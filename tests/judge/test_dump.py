@@ -7,7 +7,8 @@ from engine_runs import known_mistakes
 
 from bitnet_np import EXACT, check, forward_full
 from bitnet_np.judge.dump import log_softmax
-from bitnet_np.judge.variant import Variant
+from bitnet_np.judge.law.roundings import to_bfloat16
+from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import FORMATS, read_any
@@ -46,6 +47,16 @@ def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
         report = check(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT, budget=0)  # few mistakes are tried
         verdicts.append((report.verdict, report.logits.verdict))
     assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
+
+
+def test_log_probabilities_of_a_narrow_engine_are_judged_apart_from_their_sums():
+    """The error of a position's sum is one number of all its log-probabilities: now and then it is off by more than noise reaches."""
+    shape = {"n_layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 320}
+    model, ids = random_model(1, family="llama", **shape), np.random.default_rng(0).integers(0, 320, 40)
+    narrow = Variant("", model, EXACT, edit=lambda name, n, x: to_bfloat16(x).astype(x.dtype) if x.dtype == np.float32 else x)
+    theirs = log_softmax(variant_logits(narrow, ids[None])[0])
+    assert check(model, ids, {"log_probs": theirs}, budget=0).verdict is Verdict.NARROW
+    assert check(model, ids, {"log_probs": theirs + np.float32(1)}, budget=0).verdict is Verdict.WRONG
 
 
 def test_one_row_of_logits_is_taken_for_the_last():

@@ -285,7 +285,7 @@ def test_a_budget_is_no_negative_time(budget):
 
 def test_an_interrupted_search_says_what_is_known(monkeypatch):
     def interrupted(self, case, every):
-        if not self.is_over:
+        if not self.has_ended():
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "named", interrupted)

@@ -3,6 +3,8 @@
 Shapes, places and numbers are drawn: a law is told of any tensor, rows and heads, and nothing is told of numbers that follow none.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from dumps import recorded, without_codes
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from wrong_tensors import EVERY, IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, heads, layer_points, read, read_off, scores_of, softmax
 
 from bitnet_np import spec
+from bitnet_np.base.block_formats import FORMATS
+from bitnet_np.contract.blocks import weights_as
 from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.readings.structure import Numbers, loose_structure, rank, structure
-from bitnet_np.judge.readings.wrong import moved_said
+from bitnet_np.judge.readings.wrong import moves_in_words
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
@@ -177,7 +181,7 @@ def test_rows_read_from_other_distances_are_told():
     ],
 )
 def test_orders_are_said_as_a_rule_or_by_runs(source, says):
-    assert moved_said(source, "head") == says
+    assert moves_in_words(source, "head") == says
 
 
 @given(cubes(), SEEDS)
@@ -363,7 +367,7 @@ def test_any_order_of_the_scales_of_blocks_is_told(order):
     assume(order != sorted(order))
     assert (
         with_scales(lambda scales: scales[:, order])
-        == f"Q8_0: scales of blocks of 32 weights of a row: {moved_said(np.array(order), 'block')}"
+        == f"Q8_0: scales of blocks of 32 weights of a row: {moves_in_words(np.array(order), 'block')}"
     )
 
 
@@ -373,6 +377,36 @@ def test_scales_of_blocks_that_are_stuck_or_of_other_rows_are_told():
     assert with_scales(lambda scales: np.roll(scales, -1, axis=0)) == f"{says}rows are shifted by 1: row 0 has the numbers of row 1"
     rng = np.random.default_rng(0)
     assert "100 % of them are 1" in with_scales(lambda scales: scales * (1.1 + rng.random(scales.shape)))
+
+
+@pytest.mark.parametrize(("weights", "of"), [("Q6_K", ("scales",)), ("Q4_K", ("minimums", "scales"))])
+def test_scales_inside_blocks_that_are_of_other_runs_are_told(weights, of):
+    """Some scales are 0, so that no factor of theirs makes the others."""
+    model = random_model(3, family="llama", weights=weights, width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=1)
+    ids, form, linear = np.random.default_rng(0).permutation(48), FORMATS[weights], model.layers[0].attn_q
+    points, count = without_codes(recorded(model, ids)), len(set(form.scale.lanes))
+
+    def stuck(factor):
+        every = list(dict.fromkeys(factor.lanes)) if factor else []
+        return factor and replace(factor, lanes=tuple(every[every.index(lane) // 2 * 2] for lane in factor.lanes))
+
+    other = replace(form, scale=stuck(form.scale), minimum=stuck(form.minimum))
+    matrix = weights_as(linear.weights.data.view(np.uint8), other).astype(np.float64)
+    wrong = points[Key("attn_norm", 0)] @ matrix.T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
+    size = form.weights // count
+    says = [f"{noun} of blocks of {size} weights of a row: {moves_in_words(np.arange(256 // size) // 2 * 2, 'block')}" for noun in of]
+    assert read_off(model, ids, points, Key("Qcur", 0), wrong) == f"{weights}: {'; '.join(says)}"
+
+
+def test_another_zero_point_of_a_type_with_minimums_is_told():
+    model = random_model(3, family="llama", weights="Q4_1", width=128, ffn=128, heads=4, kv_heads=2, head_dim=32, n_layers=1)
+    ids, linear = np.random.default_rng(0).permutation(40), model.layers[0].attn_q
+    points, factors = without_codes(recorded(model, ids)), linear.weights.data.view(np.uint8).reshape(128, 4, 20)[..., :2]
+    zero = np.repeat(3.0 * np.ascontiguousarray(factors).view(np.float16).astype(np.float64)[..., 0], 32, axis=1)
+    matrix = rows_of(linear.weights, np.arange(128)) - zero
+    wrong = points[Key("attn_norm", 0)] @ matrix.T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
+    said = read_off(model, ids, points, Key("Qcur", 0), wrong)
+    assert said == "Q4_1: a number is added to the weights of each block of 32, 3 to 3 times its factor, as by another zero point or minimum"
 
 
 UP, NORM = P["ffn_up"], P["ffn_norm"]
@@ -390,7 +424,7 @@ def test_zero_points_and_factors_of_blocks_of_any_matrix_are_told():
     added = read("llama", "ffn_up", of_matrix(MATRIX + (1 + rng.random((120, 3)))[:, GROUPS]))
     assert added.startswith("the matrix: a number is added to the weights of each block of 32, 1")
     both = read("llama", "ffn_up", of_matrix(MATRIX * np.array([2, 1, 1])[GROUPS] + (1 + rng.random((120, 3)))[:, GROUPS]))
-    assert both.endswith("; the matrix: factors of blocks of 32 weights of a row: block 0 is 2 times what is right")
+    assert both.endswith("; factors of blocks of 32 weights of a row: block 0 is 2 times what is right")
 
 
 @pytest.mark.parametrize(

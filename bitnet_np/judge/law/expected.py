@@ -10,13 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...model.records import Blocks, Table
-from .formats import half_steps
+from .formats import Array, half_steps
 from .precision import FLOAT32, Precision
-
-Array = NDArray[np.float64]
 
 U = 2.0**-24
 """Half a unit in the last place of float32, relative."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ...model.records import Weights
 from ...traces.points import Key
 from . import formats, functions
+from .functions import Array
 
-Array = NDArray[np.float64]
 Leaf = Callable[[Key], Array]
 """The tensors of a forward pass, by their keys."""
 

@@ -9,12 +9,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...base.errors import OptionError
-from .roundings import cut_to_digits, to_bfloat16, to_digits, to_float16
-
-Array = NDArray[np.float64]
+from .roundings import Array, cut_to_digits, to_bfloat16, to_digits, to_float16
 
 
 class Grid(NamedTuple):

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
-from .formats import TYPES
+from .formats import TYPES, Array
 
-Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
 

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from ...traces.points import Key
 from ..edits.kinds import KINDS, Edit
-from ..law.expression import Node, at_columns, value_of, values_of
+from ..law.expression import Array, Node, at_columns, value_of, values_of
 from ..law.graph import Operation
 from ..variant import Variant
 
-Array = NDArray[np.float64]
 Values = Mapping[Key, Array]
 
 Compute = Callable[[Values], Array]

@@ -150,8 +150,7 @@ class Search:
         if self._end is not None and np.isfinite(self.budget):
             self.progress(int(self.budget) + 1, int(self.budget) + 1)
 
-    @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the time for this tensor is over. Shows the seconds that have passed, of all that there are."""
         now = thread_time()
         if over := now >= self._until:
@@ -164,42 +163,32 @@ class Search:
 
     def format(self, case: Case) -> Cause | None:
         """The rounding to fewer bits that leaves least, and little."""
-        fits: list[_Fit] = []
-        if self.is_over:
+        if self.has_ended():
             return None
         several = len(case.span) > 1  # an engine has one type for all of them
         possible = trials(case.span, False, _FORMATS, stop=self.has_ended)
-        every = [trial for trial in possible if trial.everywhere or not several]
-        with np.errstate(all="ignore"):
-            for trial in self._in_time(every):
-                left, explained = case.explain(trial)
-                fits += [_Fit(left, trial)] * explained
-                if explained and left <= _LITTLE * case.now:
-                    break
+        fits = self._fits(case, [trial for trial in possible if trial.everywhere or not several], _LITTLE * case.now)
         return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
 
-    def has_ended(self) -> bool:
-        """is_over, as a function for `trials`."""
-        return self.is_over
-
-    def _in_time(self, every: Iterable[Trial]) -> Iterator[Trial]:
-        """Yields them, as long as there is time."""
-        for trial in every:
-            if self.is_over:
-                return
-            yield trial
+    def _fits(self, case: Case, every: Iterable[Trial], enough: float = -1.0, keep: bool = False) -> list[_Fit]:
+        """Those that explain it, as long as there is time, up to one that leaves no more than `enough`. keep: see Case.explain."""
+        fits: list[_Fit] = []
+        with np.errstate(all="ignore"):
+            for trial in every:
+                if self.has_ended():
+                    break
+                left, explained = case.explain(trial, keep)
+                fits += [_Fit(left, trial)] * explained
+                if explained and left <= enough:
+                    break
+        return fits
 
     def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
         """The known or fitted mistake that explains them."""
-        if self.is_over:
+        if self.has_ended():
             return None
-        fits: list[_Fit] = []
+        fits = self._fits(case, every, case.exact, keep=True)
         with np.errstate(all="ignore"):
-            for trial in self._in_time(every):
-                left, explained = case.explain(trial, keep=True)
-                fits += [_Fit(left, trial)] * explained
-                if explained and left <= case.exact:
-                    break
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
                 for cause, array in fitted(case.theirs.astype(np.float64), case.value.astype(np.float64)):
                     left, explained = case.explained(array, trial := Trial(cause))
@@ -216,7 +205,7 @@ class Search:
     def unnamed(self, case: Case) -> Cause | None:
         """Any other cause."""
         with np.errstate(all="ignore"):
-            if self.is_over:
+            if self.has_ended():
                 return case.facts()
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
             return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
@@ -227,7 +216,7 @@ class Search:
         return None if found is None else found.trial.cause
 
     def _hidden(self, case: Case, numbered: bool) -> _Fit | None:
-        if self.is_over:
+        if self.has_ended():
             return None
         every, kept = [trial for trial in _hidden(case.span, case.single, self.has_ended) if trial.grid or not numbered], self.work / 2
         for trial in every:
@@ -240,10 +229,10 @@ class Search:
 
         def about(trial: Trial) -> float:
             self.work -= case.cost(trial.computes)
-            return np.inf if self.is_over else case.near(trial)
+            return np.inf if self.has_ended() else case.near(trial)
 
         for trial in every:
-            if self.is_over:
+            if self.has_ended():
                 break
             if self.work < kept:
                 self.left_out += 1
@@ -280,10 +269,10 @@ class Search:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
 
         def best(every: Iterable[Trial]) -> Cause | None:
-            fits = [_Fit(left, trial) for trial in self._in_time(list(every)) for left, explained in [case.explain(trial)] if explained]
+            fits = self._fits(case, list(every))
             return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
 
-        if self.is_over:
+        if self.has_ended():
             return None
         left, trial = case.nearest
         if trial is not None and left <= _MUCH * case.now:

@@ -16,7 +16,7 @@ Seen = NDArray[np.bool_]
 _LEAST_WEIGHT = 1e-2  # that is read
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
 _CERTAIN = 1e-3  # a weight whose logarithm is known
-_GAP = 1e-5  # of the largest number: what is between this and 1e-3 is neither there nor not
+_APART, _GAP = 1e-3, 1e-5  # of the largest number: what is between the two is neither there nor not
 _CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
 _WORK = 1 << 28  # multiply-adds of all heads that are tried
 _LEFT = 1e-4  # of the squares of logarithms
@@ -79,10 +79,10 @@ def attention(wrong: Wrong, most: int = ROWS) -> Attention:
 
 def other_heads(wrong: Wrong) -> str | None:
     """The key-value heads that query heads read, or the queries that they have, asked head by head."""
-    own = attention(wrong)
-    t, count, size = own.values.shape
-    right, value = np.arange(count), own.wrong.value.reshape(own.values.shape)
-    off = np.flatnonzero(own.wrong.places.reshape(own.values.shape).any(axis=(0, 2)))
+    attended = attention(wrong)
+    t, count, size = attended.values.shape
+    right, value = np.arange(count), attended.wrong.value.reshape(attended.values.shape)
+    off = np.flatnonzero(attended.wrong.places.reshape(attended.values.shape).any(axis=(0, 2)))
     if count * count * t * t * size > _WORK or not off.size:
         return None
     kinds = {
@@ -92,10 +92,10 @@ def other_heads(wrong: Wrong) -> str | None:
         "heads have the queries of others": lambda h, other: (other, h, h),
     }
     for words, of in kinds.items():
-        per = 1 if "queries" in words else own.shared  # the first query head of each key-value head stands for it
+        per = 1 if "queries" in words else attended.shared  # the first query head of each key-value head stands for it
         found = right.copy()
         for h in off:
-            fits = (o for o in right[::per] if explains(own.head(*of(h, o)), own.theirs[:, h], value[:, h], wrong.noise))
+            fits = (o for o in right[::per] if explains(attended.head(*of(h, o)), attended.theirs[:, h], value[:, h], wrong.noise))
             found[h] = next(fits, -1)
             if found[h] < 0:
                 break
@@ -110,15 +110,18 @@ def other_heads(wrong: Wrong) -> str | None:
 
 def wrong_values(wrong: Wrong) -> str | None:
     """What the values have in common with the right ones, or the positions of other ones, if the weights are right."""
-    own = attention(wrong)
-    t, _, size = own.values.shape
-    weights, sums = own.weights.reshape(-1, own.shared * t, t), own.theirs.swapaxes(0, 1).reshape(-1, own.shared * t, size)
+    attended = attention(wrong)
+    t, _, size = attended.values.shape
+    weights, sums = (
+        attended.weights.reshape(-1, attended.shared * t, t),
+        attended.theirs.swapaxes(0, 1).reshape(-1, attended.shared * t, size),
+    )
     if len(wrong.theirs) > t or np.linalg.cond(weights).max() > _CONDITION:
         return None
     theirs = (np.linalg.pinv(weights) @ sums).swapaxes(0, 1)  # [T, G, K]
-    if not wrong.accounts(own._replace(values=np.repeat(theirs, own.shared, axis=1)).outputs(own.weights)):
+    if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
         return None
-    right = own.values[:, :: own.shared]
+    right = attended.values[:, :: attended.shared]
     off = np.flatnonzero((np.abs(theirs - right) > 1e-3 * np.abs(right).max()).any(axis=(1, 2)))
     text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     if text is None:
@@ -135,27 +138,25 @@ def foreign_values(wrong: Wrong) -> str | None:
     Only the first tokens are looked at, fewer than a head is wide: any numbers are sums of as many values as that.
     """
     c = wrong.model.config
-    own = attention(wrong, c.head_dim - 2)
-    t = len(own.values)
-    if t < 2 or not own.wrong.places.any():
+    attended = attention(wrong, c.head_dim - 2)
+    t = len(attended.values)
+    if t < 2 or not attended.wrong.places.any():
         return None
-    sums = own.theirs.swapaxes(0, 1)  # [H, T, K]
-    outside = [_outside(values, x) for values, x in zip(own.values.swapaxes(0, 1), sums, strict=True)]
-    largest = np.maximum(np.abs(sums).max(axis=(1, 2)), 1e-300)
-    least = max(1e-3, 8 * rough(own.wrong.noise))
-    sizes = [np.linalg.svd(x, compute_uv=False) / size for x, size in zip(outside, largest, strict=True)]
-    ranks = [int((size > least).sum()) for size in sizes]
-    if max(ranks) == 0:
-        return _loosely(own)
-    if (part := float((np.abs(outside).max(axis=(1, 2)) / largest).max())) < _COARSE:
-        more = "" if own.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
+    sums = attended.theirs.swapaxes(0, 1)  # [H, T, K]
+    outside = np.stack([_outside(values, x) for values, x in zip(attended.values.swapaxes(0, 1), sums, strict=True)])
+    outside /= np.maximum(np.abs(sums).max(axis=(1, 2), keepdims=True), 1e-300)
+    sizes, noise = np.linalg.svd(outside, compute_uv=False), 8 * rough(attended.wrong.noise)
+    ranks, doubtful = ((sizes > max(least, noise)).sum(axis=1) for least in (_APART, _GAP))
+    if ranks.max() == 0:
+        return _loosely(attended)
+    if (part := float(np.abs(outside).max())) < _COARSE:
+        more = "" if attended.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
         return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
     if t < len(wrong.theirs):  # these tokens may have read later ones
         return f"outputs of the first {t} positions are no sums of their values"
-    between = any(((size > max(_GAP, 8 * rough(own.wrong.noise))) & (size <= least)).any() for size in sizes)
-    if between or min(ranks) == 0 or max(ranks) >= min(t, c.head_dim - t):
+    if (ranks < doubtful).any() or ranks.min() == 0 or ranks.max() >= min(t, c.head_dim - t):
         return None
-    return f"values that are not of this sequence are summed too, {max(ranks)} of them: a cache slot that was not cleared, or another's"
+    return f"values that are not of this sequence are summed too, {ranks.max()} of them: a cache slot that was not cleared, or another's"
 
 
 def _outside(values: Array, sums: Array) -> Array:
@@ -179,20 +180,20 @@ class _Solved(NamedTuple):
     ahead: Seen  # [T, U], True where a token reads what it must not see
 
     @classmethod
-    def of(cls, own: Attention) -> "_Solved":
-        flat = own.values.reshape(len(own.values), -1)
+    def of(cls, attended: Attention) -> "_Solved":
+        flat = attended.values.reshape(len(attended.values), -1)
         first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)
         distinct = np.unique(first)
         members = (first[:, None] == distinct).astype(np.float64)  # [T, U]
-        values, sums = (x.swapaxes(0, 1) for x in (own.values[distinct], own.theirs))
-        right, seen = own.weights @ members, own.visible @ members > 0  # [T, U]
+        values, sums = (x.swapaxes(0, 1) for x in (attended.values[distinct], attended.theirs))
+        right, seen = attended.weights @ members, attended.visible @ members > 0  # [T, U]
         for which in (seen, np.ones_like(seen)):  # what a token sees first: fewer unknowns
             weights, spread = np.zeros(right.shape), np.zeros(right.shape)
             for t, some in enumerate(which):
                 inverse = np.linalg.pinv(values[:, some].swapaxes(1, 2), rcond=1e-6)  # [H, n, K]
                 weights[:, t, some] = np.einsum("hnk,hk->hn", inverse, sums[:, t])
-                spread[:, t, some] = rough(own.wrong.noise) * np.sqrt(np.einsum("hnk,hk->hn", inverse**2, sums[:, t] ** 2))
-            if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(own.wrong.value, sums), own.wrong.noise):
+                spread[:, t, some] = rough(attended.wrong.noise) * np.sqrt(np.einsum("hnk,hk->hn", inverse**2, sums[:, t] ** 2))
+            if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(attended.wrong.value, sums), attended.wrong.noise):
                 break
         is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
         ahead = (np.abs(weights) > _LEAST_WEIGHT + _CLEAR * spread).any(axis=0) & ~seen
@@ -205,20 +206,20 @@ def _by_head(x: Array, like: Array) -> Array:  # [T, H * K] -> [H, T, K]
 
 def wrong_weights(wrong: Wrong) -> str | None:
     """What the scores, or the softmax's sums, have in common with the right ones, if outputs are sums of the right values."""
-    own = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
-    solved = _Solved.of(own)
-    is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(own.values)
+    attended = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
+    solved = _Solved.of(attended)
+    is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(attended.values)
     if not is_told or (np.abs(solved.weights - solved.right) < _COARSE + _CLEAR * solved.spread).all():
         return None
-    if not explains(own.outputs(solved.weights), own.wrong.theirs, own.wrong.value, wrong.noise):
+    if not explains(attended.outputs(solved.weights), attended.wrong.theirs, attended.wrong.value, wrong.noise):
         return None
     with np.errstate(all="ignore"):
-        return _of_sums(own, solved) or _of_scores(own, solved)
+        return _of_sums(attended, solved) or _of_scores(attended, solved)
 
 
-def _loosely(own: Attention) -> str:
+def _loosely(attended: Attention) -> str:
     """The fault of weights in general, where outputs are sums of the right values."""
-    solved = _Solved.of(own)
+    solved = _Solved.of(attended)
     if solved.is_known:
         if solved.ahead.any():
             i = int(solved.ahead.any(axis=1).argmax())
@@ -233,7 +234,7 @@ def _loosely(own: Attention) -> str:
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
-def _of_sums(own: Attention, solved: _Solved) -> str | None:
+def _of_sums(attended: Attention, solved: _Solved) -> str | None:
     """What the softmax divides by, where weights are the right ones but for a factor of each row."""
     precision = 1 / (solved.spread**2 + 1e-12)
     square = (solved.right**2 * precision).sum(axis=-1)
@@ -241,8 +242,8 @@ def _of_sums(own: Attention, solved: _Solved) -> str | None:
     expected = factor[..., None] * solved.right
     if (np.abs(solved.weights - expected) > _CLEAR * solved.spread + _COARSE / 2 * expected + 1e-6).any():
         return None
-    e = np.exp(own.scores)
-    seen = np.where(own.visible, e, 0).sum(axis=-1)  # [H, T]
+    e = np.exp(attended.scores)
+    seen = np.where(attended.visible, e, 0).sum(axis=-1)  # [H, T]
     if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME + sure / factor).all():
         return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
     more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
@@ -259,10 +260,10 @@ def _of_sums(own: Attention, solved: _Solved) -> str | None:
     return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1, and are right but for that: the softmax's sum is wrong"
 
 
-def _of_scores(own: Attention, solved: _Solved) -> str | None:
+def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     """What scores have in common with the right ones, by the logarithms of weights, whose rows they are known of but for a constant."""
     weights = solved.weights
-    usable = own.visible & (weights > _CERTAIN + 2 * _CLEAR * solved.spread) & (solved.right > _CERTAIN**2)
+    usable = attended.visible & (weights > _CERTAIN + 2 * _CLEAR * solved.spread) & (solved.right > _CERTAIN**2)
     precision = np.where(usable, 1 / np.maximum(solved.spread / np.abs(weights), 1e-6), 0)  # of each logarithm
     square = precision**2
     heads, t = weights.shape[:2]
@@ -271,7 +272,7 @@ def _of_scores(own: Attention, solved: _Solved) -> str | None:
         """Numbers [H, T, T] less the mean of each row, times their precision."""
         return (x - (x * square).sum(axis=-1, keepdims=True) / np.maximum(square.sum(axis=-1, keepdims=True), 1e-300)) * precision
 
-    right, theirs = np.where(usable, own.scores, 0), np.log(np.where(usable, weights, 1))
+    right, theirs = np.where(usable, attended.scores, 0), np.log(np.where(usable, weights, 1))
     error = theirs - right
     before = (centred(error) ** 2).sum()
     distance = np.arange(t)[:, None] - np.arange(t)
@@ -287,7 +288,7 @@ def _of_scores(own: Attention, solved: _Solved) -> str | None:
         found: Array = np.linalg.lstsq(design, y, rcond=1e-9)[0].astype(np.float64)
         return found if is_left(float(((y - design @ found) ** 2).sum()), len(features)) else None
 
-    each, near = np.eye(heads)[:, :, None, None], _SAME + rough(own.wrong.noise)
+    each, near = np.eye(heads)[:, :, None, None], _SAME + rough(attended.wrong.noise)
     factors = fitted(each * right, theirs)
     if factors is not None:
         if np.ptp(factors) < 5 * near:
@@ -318,9 +319,9 @@ def _of_scores(own: Attention, solved: _Solved) -> str | None:
         if is_left(left, int((square @ part > 0).sum()) - heads * t) and left < 0.1 * before:
             why = "as where parts of the softmax are joined by wrong largest scores"
             return f"scores of each {size} keys are off by a number of each row, {why}"
-    if own.wrong.model.config.score_cap is not None:
+    if attended.wrong.model.config.score_cap is not None:
         return None
-    products = np.einsum("thk,shk->khts", own.queries, own.keys) * score_scale(own.wrong.model.config)
+    products = np.einsum("thk,shk->khts", attended.queries, attended.keys) * score_scale(attended.wrong.model.config)
     elements = fitted(products, theirs)
     if elements is None:
         elements = fitted((products[:, None] * each).reshape(-1, *right.shape), theirs)  # of each head

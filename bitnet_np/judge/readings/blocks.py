@@ -1,11 +1,13 @@
 """The factor, and the constant, that each block of the weights of a row has: solved for where there are more positions than blocks."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from ...base.block_formats import FORMATS, RUN
-from ...contract.blocks import factors_of
+from ...base.block_formats import FORMATS, RUN, Factor
+from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks
 from ..law.expression import Matrix, Node
 from .structure import Numbers, loose_structure, structure
@@ -13,9 +15,10 @@ from .wrong import Array, Indices, Wrong, matched
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
-_SPARE = 4  # positions beyond those that the unknowns need
+_SPARE = 4  # different inputs beyond those that the unknowns need
 _LEFT = 1e-3  # of the error
 _SAME = 1e-4  # relative: a factor of 1
+_ALIKE = 1e-2  # relative: zero points that are one
 
 
 def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
@@ -28,51 +31,83 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
     matrix, tokens, columns = wrong.steps[node.inputs[1]], wrong.wrong_rows, wrong.wrong_columns
     columns = columns[:: -(-columns.size // _ROWS)]
     x, y = wrong.steps[node.inputs[0]][tokens], needed[np.ix_(tokens, columns)]
-    for size, name, right in _cuts(matrix, columns):
-        solved = _solved(x, matrix.rows(columns), y, size, wrong.noise)
-        if solved is None:
-            continue
-        factors, constants = solved
-        scale = np.ones(factors.shape) if right is None else right
-        numbers = Numbers(factors * scale, scale, ("row", "block"))
-        text = structure(numbers) or loose_structure(numbers)
-        if text is None:
-            off = (np.abs(factors - 1) > _SAME).mean()
-            text = f"{100 * off:.0f} % of them are {factors.min():.4g} to {factors.max():.4g} times what is right" if off else "right"
-        said = f"{name}: {'factors' if right is None else 'scales'} of blocks of {size} weights of a row: {text}"
-        if constants is None:
-            return said
-        added = np.abs(constants / scale)
-        zero = f"{name}: a number is added to the weights of each block of {size}, {added.min():.4g} to {added.max():.4g} times its factor"
-        return f"{zero}, as by another zero point or minimum" + ("" if np.abs(factors - 1).max() <= _SAME else f"; {said}")
+    for cut in _cuts(matrix, columns):
+        if (solved := _solved(x, cut, y, wrong.noise)) is not None:
+            return f"{cut.name}: {_in_words(cut, *solved)}"
     return None
 
 
-def _cuts(matrix: Matrix, columns: Indices) -> Iterator[tuple[int, str, Array | None]]:
-    """Yields sizes of blocks, the name of the type, and the right scales [N, blocks], where the type has them."""
-    width, table = matrix.shape[1], matrix.weights
+class _Cut(NamedTuple):
+    """Rows of a matrix in blocks: codes times a factor of each block, and a constant."""
+
+    name: str
+    noun: str  # of factors
+    codes: Array  # [N, blocks, size]
+    factors: Array  # [N, blocks]
+    constants: Array  # [N, blocks]
+
+    @property
+    def of_blocks(self) -> str:
+        return f"of blocks of {self.codes.shape[2]} weights of a row"
+
+
+def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
+    """Yields the ways to cut some rows of a matrix into blocks: that of its type, and any, where all factors are 1."""
+    width, table, weights = matrix.shape[1], matrix.weights, matrix.rows(columns)
     if isinstance(table, Blocks) and table.type.name in FORMATS:
         form = FORMATS[table.type.name]
-        blocks = np.ascontiguousarray(table.data[columns]).view(np.uint8).reshape(-1, form.layout.itemsize)
-        factors = factors_of(blocks, form, form.scale).reshape(len(columns), width).astype(np.float64)
+        plain = replace(form, scale=Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
+        data = np.ascontiguousarray(table.data[columns]).view(np.uint8)
+        factors = factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
+        codes, scales = (x.reshape(weights.shape).astype(np.float64) for x in (weights_as(data, plain), factors))
         share = form.weights // len(set(form.scale.lanes[: form.weights // RUN])) if form.scale.integers is not None else form.weights
-        yield from ((size, table.type.name, factors[:, ::size]) for size in dict.fromkeys((share, form.weights)))
-    yield from ((size, "the matrix", None) for size in _SIZES if width % size == 0 and width > size)
+        for size in dict.fromkeys((share, form.weights)):
+            if (np.diff(scales.reshape(-1, size)) == 0).all():
+                constants = (weights - codes * scales)[:, ::size]
+                yield _Cut(table.type.name, "scales", codes.reshape(len(columns), -1, size), scales[:, ::size], constants)
+    for size in (size for size in _SIZES if width % size == 0 and width > size):
+        blocks = weights.reshape(len(columns), -1, size)
+        yield _Cut("the matrix", "factors", blocks, np.ones(blocks.shape[:2]), np.zeros(blocks.shape[:2]))
 
 
-def _solved(x: Array, weights: Array, y: Array, size: int, noise: float) -> tuple[Array, Array | None] | None:
-    """The factor of each block of each row of weights [N, M], and the number that is added to its weights, if these give y [T, N] of
-    x [T, M]: one equation for each position. Without such numbers if factors alone do."""
-    count = x.shape[1] // size
-    parts = x.reshape(len(x), count, size)
-    sums = np.einsum("tbi,nbi->ntb", parts, weights.reshape(len(weights), count, size))  # [N, T, blocks]
-    error = ((y - x @ weights.T) ** 2).sum()
-    most = min(_LEFT * error, matched(noise) * (y**2).sum())
+def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] | None:
+    """The factor and the constant of each block of each row [N, blocks], if these give y [T, N] of x [T, M]: one equation for each
+    position. Constants stay as they are if factors alone do."""
+    parts = x.reshape(len(x), *cut.codes.shape[1:])
+    sums = np.einsum("tbi,nbi->ntb", parts, cut.codes)  # [N, T, blocks]
     added = np.broadcast_to(parts.sum(axis=2), sums.shape)
-    for design in (sums, np.concatenate([sums, added], axis=2)):
-        if len(x) < design.shape[2] + _SPARE:
+    least = np.einsum("ntb,nb->tn", added, cut.constants)
+    error = ((y - least - np.einsum("ntb,nb->tn", sums, cut.factors)) ** 2).sum()
+    most = min(_LEFT * error, matched(noise) * (y**2).sum())
+    equations = len(np.unique(x, axis=0))  # a token that comes twice has the same input in the first layer
+    for design, target in ((sums, y - least), (np.concatenate([sums, added], axis=2), y)):
+        if equations < design.shape[2] + _SPARE:
             break
-        solved = np.einsum("nbt,tn->nb", np.linalg.pinv(design, rcond=1e-9), y)
-        if ((np.einsum("ntb,nb->tn", design, solved) - y) ** 2).sum() <= most:
-            return solved[:, :count], solved[:, count:] if design is not sums else None
+        solved = np.einsum("nbt,tn->nb", np.linalg.pinv(design, rcond=1e-9), target)
+        if ((np.einsum("ntb,nb->tn", design, solved) - target) ** 2).sum() <= most:
+            factors, constants = solved[:, : parts.shape[1]], solved[:, parts.shape[1] :]
+            return factors, constants if constants.size else cut.constants
     return None
+
+
+def _in_words(cut: _Cut, factors: Array, constants: Array) -> str:
+    """What these factors and constants of blocks have in common with the right ones, in words."""
+    size = np.where(cut.factors == 0, np.abs(cut.factors).mean(), cut.factors)
+    added, texts = np.abs((constants - cut.constants) / size), []
+    if cut.constants.any() and np.ptp(added) > _ALIKE * added.max():
+        texts.append(f"minimums {cut.of_blocks}: {_how(cut.constants, constants)}")
+    elif added.any():
+        which = f"each block of {cut.codes.shape[2]}, {added.min():.4g} to {added.max():.4g} times its factor"
+        texts.append(f"a number is added to the weights of {which}, as by another zero point or minimum")
+    if not texts or np.abs((factors - cut.factors) / size).max() > _SAME:
+        texts.append(f"{cut.noun} {cut.of_blocks}: {_how(cut.factors, factors)}")
+    return "; ".join(texts)
+
+
+def _how(right: Array, theirs: Array) -> str:
+    numbers = Numbers(theirs, right, ("row", "block"))
+    if (text := structure(numbers) or loose_structure(numbers)) is not None:
+        return text
+    ratio = theirs[right != 0] / right[right != 0]
+    off = (np.abs(ratio - 1) > _SAME).mean()
+    return f"{100 * off:.0f} % of them are {ratio.min():.4g} to {ratio.max():.4g} times what is right" if off else "right"

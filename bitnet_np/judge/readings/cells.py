@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .attention import AS_SLOTS, Seen, attention
-from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, said
+from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, runs_and_verb
 
 Counts = NDArray[np.int64]
 
@@ -23,14 +23,14 @@ _LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
 
 def cells(wrong: Wrong) -> str | None:
     """The cells that are read and must not be, or not read, or read several times, if these alone are wrong in attention."""
-    own = attention(wrong)
-    t, heads = own.values.shape[:2]
-    places = own.wrong.places.reshape(own.values.shape)
+    attended = attention(wrong)
+    t, heads = attended.values.shape[:2]
+    places = attended.wrong.places.reshape(attended.values.shape)
     some, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
     empty = np.zeros((heads, t, 1))  # behind the tokens' cells one with a key and a value of zeros
-    weights = np.exp(np.append(own.scores, empty, axis=2) - own.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
-    values = np.append(own.values, np.zeros((1, *own.values.shape[1:])), axis=0)
-    visible, theirs = np.append(own.visible, np.zeros((t, 1), bool), axis=1), own.theirs
+    weights = np.exp(np.append(attended.scores, empty, axis=2) - attended.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
+    values = np.append(attended.values, np.zeros((1, *attended.values.shape[1:])), axis=0)
+    visible, theirs = np.append(attended.visible, np.zeros((t, 1), bool), axis=1), attended.theirs
     counts, known = visible.astype(np.int64), np.ones_like(visible)  # of tokens that are right too
     least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
     for i in tokens:
@@ -42,7 +42,7 @@ def cells(wrong: Wrong) -> str | None:
         else:
             return None
     by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, visible) * weights
-    if not own.wrong.accounts(own.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
+    if not attended.wrong.accounts(attended.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
     if empties.all() and np.ptp(empties) == 0:
@@ -50,11 +50,11 @@ def cells(wrong: Wrong) -> str | None:
     elif empties.any():
         slots = "empty slots, whose keys and values are 0, are read by"
         texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")
-    if (counts != own.visible).any():
-        text = _by_distance(counts, known, own.visible, np.arange(t))
-        if text is None and (text := _by_distance(counts, known, own.visible, tokens)):
+    if (counts != attended.visible).any():
+        text = _by_distance(counts, known, attended.visible, np.arange(t))
+        if text is None and (text := _by_distance(counts, known, attended.visible, tokens)):
             text = f"at {runs('position', tokens)}: {text}"
-        texts.append(text or _by_cell(counts, own.visible))
+        texts.append(text or _by_cell(counts, attended.visible))
     return ("" if some.size == heads else f"at {places_of(some, heads, 'head')}: ") + "; ".join(texts) if texts else None
 
 
@@ -117,11 +117,11 @@ def _distances(distances: list[int], tokens: int) -> str:
 
 def _by_cell(counts: Counts, visible: Seen) -> str:
     """The cells that are read too often or not at all, and by which tokens."""
-    every = list(_cells_said(counts - visible, visible))
+    every = list(_cells_in_words(counts - visible, visible))
     return "; ".join(every[:FEW]) + (f"; and {len(every) - FEW} more" if len(every) > FEW else "")
 
 
-def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
+def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
     """What is wrong with cells, and for which tokens. off: how much too often each token reads each cell, [T, T]."""
     lost, extra = off < 0, off > 0
     held: list[tuple[list[int], list[int], list[str]]] = []  # runs of cells, the positions that they hold, and who reads them
@@ -152,4 +152,4 @@ def _cells_said(off: Counts, visible: Seen) -> Iterator[str]:
             if which[0] < s:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
-            yield f"{said('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+            yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"

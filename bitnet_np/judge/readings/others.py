@@ -12,7 +12,7 @@ from ...traces.points import TOP_EXPERTS, Key
 from ..law.definition import matrix_product
 from ..law.expression import tensor, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
-from .wrong import FEW, Indices, Wrong, matched, moved_said, nearest, rough, runs, said, sources
+from .wrong import FEW, Indices, Wrong, matched, moves_in_words, nearest, rough, runs, runs_and_verb, sources
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much
 _NARROW = 8  # columns; the same for rows
@@ -56,7 +56,7 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
         same = np.flatnonzero(near.all(axis=1) & off & theirs.any(axis=1))
         if same.size:
             off[same], computed[same] = False, along(other)[same]
-            which = "it has" if same.size == len(value) else said(what, same, "has")
+            which = "it has" if same.size == len(value) else runs_and_verb(what, same, "has")
             texts.append(f"{which} the numbers of {key.place}")
     if len(value) == 1:
         return None
@@ -71,9 +71,9 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
     zero = np.flatnonzero(source == len(value))
     source[zero] = zero
     if (source != np.arange(len(value))).any():
-        texts.insert(0, moved_said(source, what))
+        texts.insert(0, moves_in_words(source, what))
     if zero.size:
-        texts.append(f"{said(what, zero, 'is')} 0")
+        texts.append(f"{runs_and_verb(what, zero, 'is')} 0")
     return ", and ".join(texts) or None
 
 
@@ -116,7 +116,7 @@ def other_rows(wrong: Wrong) -> str | None:
         if (row == columns).all():
             return f"the weights of {of} are used in the place of {runs('row', columns)}"
         every_row[columns] = row
-        return f"weights of other rows are used{of and f', of {of}'}: {moved_said(every_row, 'row')}"
+        return f"weights of other rows are used{of and f', of {of}'}: {moves_in_words(every_row, 'row')}"
     return None
 
 
@@ -164,11 +164,8 @@ def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices) -> st
     computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
     theirs, least, token, expert = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
     for e, linear in enumerate(linears):
-        products, of, mine = (
-            value_of(matrix_product(wrong.operation, tensor(TOKENS), linear), lambda key: x, len(x)),
-            tokens.copy(),
-            own == e,
-        )
+        products = value_of(matrix_product(wrong.operation, tensor(TOKENS), linear), lambda key: x, len(x))
+        of, mine = tokens.copy(), own == e
         of[mine] = nearest(products, theirs[mine])
         away = ((products[of] - theirs) ** 2).sum(axis=1)
         nearer = away < least

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ..equivalence import complex_pairs
 from ..law.functions import pairs
-from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moved_said, plain, rough, runs
+from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moves_in_words, plain, rough, runs
 
 _STILL = 1e-4  # of the largest number: what changes by less is not rotated
 _FITTED = 8  # numbers of an element that tell its partner
@@ -57,10 +57,10 @@ def other_pairs(wrong: Wrong) -> str | None:
     if (np.abs(turned - y) ** 2).sum() > matched(wrong.noise) * (np.abs(y) ** 2).sum():
         return None
     law = _law(wrong, frequency, wrong.model.rope_frequency.astype(np.float64))
-    return f"pairs are {_pairs_said(a, b)} instead of {_pairs_said(*own)}" + (f"; {law}" if law else "")
+    return f"pairs are {_pairs_in_words(a, b)} instead of {_pairs_in_words(*own)}" + (f"; {law}" if law else "")
 
 
-def _pairs_said(a: Indices, b: Indices) -> str:
+def _pairs_in_words(a: Indices, b: Indices) -> str:
     if np.unique(b - a).size == 1:
         if (b - a == 1).all() and len(a) > 1:
             return "neighbours (2i, 2i + 1)"
@@ -93,7 +93,7 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
             return f"frequencies are {powers}{times}"
     source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
     if count == len(right) and (np.abs(frequency / right[source] - 1) < spread).all():
-        return moved_said(source, "pair", "the frequency")
+        return moves_in_words(source, "pair", "the frequency")
     sure = ratio[is_sure]
     falls = (np.diff(sure) <= _SAME).all() or (np.diff(sure) >= -_SAME).all()
     if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:

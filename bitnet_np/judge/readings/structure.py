@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..law.functions import ACTIVATIONS
-from .wrong import FEW, Array, digits, explains, instead, matched, moved_said, nearest_number, places_of, plain, rough, runs, sources
+from .wrong import FEW, Array, digits, explains, instead, matched, moves_in_words, nearest_number, places_of, plain, rough, runs, sources
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
@@ -80,7 +80,7 @@ def _moved(n: Numbers) -> str | None:
         theirs, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (n.theirs, n.right))
         source = _sources(theirs, right, n.same)
         if source is not None and n.explained(np.take(n.right, source, axis)):
-            return moved_said(source, what)
+            return moves_in_words(source, what)
     return None
 
 

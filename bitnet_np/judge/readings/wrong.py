@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from ...model.records import Model, with_rope_of
 from ...traces.points import HEADS, Key
-from ..law.expression import Node, at_columns, constant, nodes, replaced, value_of, values_of
+from ..law.expression import Array, Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..law.graph import Operation
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _SURE = 1e-6  # NMSE left by a reading that explains: float32 noise, squared, with room for a flipped code
@@ -181,7 +180,7 @@ def runs(what: str, numbers: NDArray) -> str:
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
 
 
-def said(what: str, numbers: NDArray, verb: str) -> str:
+def runs_and_verb(what: str, numbers: NDArray, verb: str) -> str:
     """The noun, the first runs of the numbers, and the verb: elements 0 to 7 are."""
     return f"{runs(what, numbers)} {verb if numbers.size == 1 else {'is': 'are', 'has': 'have'}[verb]}"
 
@@ -203,7 +202,7 @@ def plain(number: float, near: float) -> str:
     return next((f"{float(text):.6g}" for text in every if abs(float(text) - number) <= near * abs(number)), f"{number:.6g}")
 
 
-def moved_said(source: Indices, what: str, of: str = "the numbers") -> str:
+def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
     """Which rows or columns are another one, in words: as a rule if there is one, else by runs of them."""
     count, index = len(source), np.arange(len(source))
     off = np.flatnonzero(source != index)
@@ -224,7 +223,7 @@ def moved_said(source: Indices, what: str, of: str = "the numbers") -> str:
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):
             breaks.append(k + 1)
     moves = np.split(off, breaks[1:])
-    first = [f"{said(what, some, 'has')} {of} of {runs(what, np.unique(source[some]))}" for some in moves[:3]]
+    first = [f"{runs_and_verb(what, some, 'has')} {of} of {runs(what, np.unique(source[some]))}" for some in moves[:3]]
     if len(moves) > max(3, off.size // 2):
         first = [f"the right numbers in other places: {first[0]}", *first[1:]]
     return ", ".join(first) + (f", and {len(moves) - 3} more" if len(moves) > 3 else "")
