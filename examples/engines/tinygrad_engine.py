@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("DEV", "CPU")  # read when tinygrad is imported
 os.environ["HALF"] = "0"  # weights stay as the file has them
+os.environ["CACHELEVEL"] = "0"  # its cache on disk is of one thread
 
 import numpy as np
 from calls import calls, main, opened
