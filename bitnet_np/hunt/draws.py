@@ -13,6 +13,10 @@ PLAIN = 0.35
 MOST_WORK = 10**8
 """Multiply-adds of a drawn case, about."""
 
+_SECOND = ("batch", "layers")
+_LESS = (*_SECOND, "group", "ffn", "width")
+"""Fields that get a small value, the plainest or the second, where a case is too much work: what is left is as edgy."""
+
 
 def work_of(case: Case) -> int:
     """Multiply-adds of its products."""
@@ -39,17 +43,10 @@ class Deck:
     def draw(self) -> Case:
         """The next case."""
         case = fitted(replace(Case(), **{name: self._value(name) for name in self.edges}))
-        for name in (
-            "batch",
-            "layers",
-            "group",
-            "ffn",
-            "width",
-        ):  # what is left is as edgy, and an engine in Python takes tenths of a second
+        for name in _LESS:
             if work_of(case) > MOST_WORK:
-                case = fitted(
-                    replace(case, **{name: self.edges[name][min(1, len(self.edges[name]) - 1) if name in ("batch", "layers") else 0]})
-                )
+                values = self.edges[name]
+                case = fitted(replace(case, **{name: values[min(name in _SECOND, len(values) - 1)]}))
         return case
 
     def _value(self, name: str) -> Any:

@@ -13,55 +13,55 @@ from ..testing.space import FIELDS, Case, lengths_of
 Facts = Mapping[str, Any]
 
 NOUNS = {
-    "family": "the family",
-    "weights": "the type of the matrices",
-    "table": "the type of the embedding",
-    "layers": "the number of layers",
-    "width": "the width",
-    "ffn": "the feed-forward width",
-    "heads": "the number of heads",
-    "kv_heads": "the number of key heads",
-    "group": "the number of heads that share a key head",
-    "head_dim": "the head width",
-    "q_width": "the width of all heads",
-    "vocab": "the vocabulary",
-    "window": "the window",
-    "rope_width": "the rotated part of a head",
-    "experts": "the number of experts",
-    "rope_base": "the base of RoPE",
-    "eps": "the norms' epsilon",
-    "length": "the prompt's length",
-    "row": "the place in the batch",
-    "batch": "the number of sequences",
-    "chunk": "the chunk",
-    "chunks": "the number of chunks",
-    "prefix": "the reused prefix",
-    "threads": "the number of threads",
-    "later": "the number of tokens behind the prefix",
-    "last_chunk": "the last chunk",
-    "rows": "the rows of",
-    "longest": "rows of",
+    "family": ("the family", 0.0),
+    "weights": ("the type of the matrices", 0.0),
+    "table": ("the type of the embedding", 0.0),
+    "layers": ("the number of layers", 0.0),
+    "width": ("the width", 0.0),
+    "ffn": ("the feed-forward width", 0.0),
+    "heads": ("the number of heads", 0.15),
+    "kv_heads": ("the number of key heads", 0.0),
+    "group": ("the number of heads that share a key head", 0.0),
+    "head_dim": ("the head width", 0.0),
+    "q_width": ("the width of all heads", 0.35),
+    "vocab": ("the vocabulary", 0.0),
+    "window": ("the window", 0.0),
+    "rope_width": ("the rotated part of a head", 0.0),
+    "experts": ("the number of experts", 0.0),
+    "rope_base": ("the base of RoPE", 0.0),
+    "eps": ("the norms' epsilon", 0.0),
+    "length": ("the prompt's length", 0.0),
+    "row": ("the place in the batch", 0.1),
+    "batch": ("the number of sequences", 0.0),
+    "chunk": ("the chunk", 0.0),
+    "chunks": ("the number of chunks", 0.35),
+    "prefix": ("the reused prefix", 0.0),
+    "threads": ("the number of threads", 0.0),
+    "later": ("the number of tokens behind the prefix", 0.3),
+    "last_chunk": ("the last chunk", 0.5),
+    "rows": ("the rows of", 0.15),
+    "longest": ("rows of", 0.25),
 }
-"""Facts that are numbers or names."""
+"""Facts that are numbers or names, in words, and how far-fetched a statement about them is."""
 
 FLAGS = {
-    "tied": ("the head is the embedding", "the head is a matrix apart"),
-    "extras": ("the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors"),
-    "ragged": ("sequences of a batch differ in length", "all sequences are as long"),
-    "first_id": ("the prompt has the id 0", "the prompt has no id 0"),
-    "last_id": ("the prompt has the last id of the vocabulary", "the prompt has not the last id of the vocabulary"),
-    "alike": ("all ids of the prompt are equal", "the prompt's ids differ"),
-    "chunked": ("the prompt comes in chunks", "the prompt comes in one piece"),
-    "cut": ("the last chunk is not full", "all chunks are full"),
-    "beyond": ("the prompt is longer than the window", "the prompt fits the window"),
-    "padded": ("the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
-    "shared": ("the threads divide the heads evenly", "the threads do not divide the heads evenly"),
-    "broad": ("the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
-    "biased": ("the model has biases", "the model has no biases"),
-    "cached": ("keys of an earlier call are seen", "all keys are of one call"),
-    "wide": ("the heads together are as wide as the model", "the heads together are not as wide as the model"),
+    "tied": ("the head is the embedding", "the head is a matrix apart", 0.0),
+    "extras": ("the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors", 0.0),
+    "ragged": ("sequences of a batch differ in length", "all sequences are as long", 0.0),
+    "first_id": ("the prompt has the id 0", "the prompt has no id 0", 0.0),
+    "last_id": ("the prompt has the last id of the vocabulary", "the prompt has not the last id of the vocabulary", 0.0),
+    "alike": ("all ids of the prompt are equal", "the prompt's ids differ", 0.0),
+    "chunked": ("the prompt comes in chunks", "the prompt comes in one piece", -0.05),
+    "cut": ("the last chunk is not full", "all chunks are full", 0.1),
+    "beyond": ("the prompt is longer than the window", "the prompt fits the window", 0.0),
+    "padded": ("the sequence is shorter than another one of its batch", "no sequence of the batch is longer", 0.2),
+    "shared": ("the threads divide the heads evenly", "the threads do not divide the heads evenly", 0.3),
+    "broad": ("the feed-forward is wider than the model", "the feed-forward is not wider than the model", 0.3),
+    "biased": ("the model has biases", "the model has no biases", 0.1),
+    "cached": ("keys of an earlier call are seen", "all keys are of one call", 0.05),
+    "wide": ("the heads together are as wide as the model", "the heads together are not as wide as the model", 0.4),
 }
-"""Facts that are so or not, and both in words."""
+"""Facts that are so or not, both in words, and how far-fetched they are."""
 
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SIGNS = {"rows": ("mod", "odd"), "longest": (">=", "<=")}
@@ -129,24 +129,6 @@ class Atom:
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
-        derived = {
-            "q_width": 0.35,
-            "row": 0.1,
-            "later": 0.3,
-            "last_chunk": 0.5,
-            "chunks": 0.35,
-            "heads": 0.15,
-            "wide": 0.4,
-            "shared": 0.3,
-            "broad": 0.3,
-            "padded": 0.2,
-            "chunked": -0.05,
-            "cut": 0.1,
-            "cached": 0.05,
-            "biased": 0.1,
-            "rows": 0.15,
-            "longest": 0.25,
-        }
         sign = {
             "is": 0.1 if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0,
             ">=": 0.05,
@@ -155,15 +137,16 @@ class Atom:
         }
         return (
             1
-            + derived.get(self.fact, 0.0)
+            + (NOUNS.get(self.fact) or FLAGS[self.fact])[-1]
             + sign.get(self.sign, 0.25 + 0.1 * (self.step in (2, 3)) + 0.2 * (self.sign == "mod" and self.value > 0))
         )
 
     def __str__(self) -> str:
         fact, value = self.fact, self.value
         if fact in FLAGS:
-            return FLAGS[fact][value != (self.sign == "is")]
-        noun = NOUNS[fact]
+            yes, no, _ = FLAGS[fact]
+            return yes if value == (self.sign == "is") else no
+        noun, _ = NOUNS[fact]
         if fact == "rows":
             return (
                 f"{noun} all matrices are multiples of {self.step}"
@@ -173,7 +156,7 @@ class Atom:
         if fact == "longest":
             return f"a matrix has {noun} at least {value}" if self.sign == ">=" else f"all matrices have {noun} at most {value}"
         if value is None:
-            present = {"window": ("there is no window", "there is a window"), "chunk": FLAGS["chunked"][::-1]}[fact]
+            present = {"window": ("there is no window", "there is a window"), "chunk": FLAGS["chunked"][1::-1]}[fact]
             return present[self.sign == "not"]
         if self.sign == "mod":
             return f"{noun} is {f'{value} more than ' if value else ''}a multiple of {self.step}"

@@ -1,32 +1,22 @@
 """tinygrad for the hunt: bn.hunt(engine), or python tinygrad_engine.py MODEL TOKENS OUT CHUNK PREFIX for one run."""
 
 import os
-import sys
 
 os.environ.setdefault("DEV", "CPU")  # read when tinygrad is imported
 os.environ["HALF"] = "0"  # weights stay as the file has them
+os.environ["CACHELEVEL"] = "0"  # its cache on disk is of one thread
 
-import gguf
 import numpy as np
+from calls import calls, main, opened
 from tinygrad import Tensor
 from tinygrad.llm.model import Transformer
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3moe")  # others are run as if they were one of these
-KEYS = ("attention.sliding_window", "rope.scaling.factor")  # are not read
-
 
 def engine(path, tokens, chunk=None, prefix=0):
-    if isinstance(tokens, list):
-        raise NotImplementedError("batches are not supported here")
-    reader = gguf.GGUFReader(path)
-    family = reader.fields["general.architecture"].contents()
-    names = {tensor.name for tensor in reader.tensors}
-    if family not in FAMILIES or "rope_freqs.weight" in names or any(f"{family}.{key}" in reader.fields for key in KEYS):
-        raise NotImplementedError(f"{family} with these settings is not supported")
+    opened(path, ("llama", "qwen2", "qwen3"))  # others are run as if they were one of these
     model, _ = Transformer.from_gguf(str(path))
-    size, rows = chunk or len(tokens), []
-    starts = [0, *range(prefix, len(tokens), size)] if prefix else [*range(0, len(tokens), size)]
-    for i, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+    rows = []
+    for i, end in calls(tokens, chunk, prefix):
         x = model.token_embd(Tensor([tokens[i:end].tolist()])).float()
         for block in model.blk:
             x = block(x, i)
@@ -35,5 +25,4 @@ def engine(path, tokens, chunk=None, prefix=0):
 
 
 if __name__ == "__main__":
-    model, tokens, out, chunk, prefix = sys.argv[1:]
-    np.save(out, engine(model, np.load(tokens), int(chunk), int(prefix)))
+    main(engine)

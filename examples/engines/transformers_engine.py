@@ -3,12 +3,12 @@
 The model is a GGUF file, which transformers widens to float32. Attention is eager, in float32.
 """
 
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from calls import calls, main
 from transformers import AutoModelForCausalLM
 
 
@@ -20,12 +20,8 @@ def load(path, _size):
 
 @torch.no_grad()
 def engine(path, tokens, chunk=None, prefix=0):
-    if isinstance(tokens, list):
-        raise NotImplementedError("batches are not supported here")
     model, rows, past = load(str(path), Path(path).stat().st_mtime_ns), [], None
-    size = chunk or len(tokens)
-    starts = [0, *range(prefix, len(tokens), size)] if prefix else [*range(0, len(tokens), size)]
-    for i, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+    for i, end in calls(tokens, chunk, prefix):
         out = model(torch.as_tensor(tokens[i:end])[None], past_key_values=past, use_cache=True)
         past = out.past_key_values
         rows.append(out.logits[0].float().numpy())
@@ -33,5 +29,4 @@ def engine(path, tokens, chunk=None, prefix=0):
 
 
 if __name__ == "__main__":
-    model, tokens, out, chunk, prefix = sys.argv[1:]
-    np.save(out, engine(model, np.load(tokens), int(chunk), int(prefix)))
+    main(engine)

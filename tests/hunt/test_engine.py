@@ -6,20 +6,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import bitnet_np as bn
-from bitnet_np.base.errors import FileFormatError, OptionError
+from bitnet_np.base.errors import FileFormatError, OptionError, ServerError
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
 from bitnet_np.hunt.api import check_engine
-from bitnet_np.hunt.engine import Call, Command, running
+from bitnet_np.hunt.engine import Call, Command, engine_of, running
 from bitnet_np.hunt.keep import read_case
-from bitnet_np.hunt.outcome import Judge
+from bitnet_np.hunt.outcome import Judge, definition
 from bitnet_np.judge.options import Options
 from bitnet_np.model.records import Config
+from bitnet_np.servers.client import client_of
 from bitnet_np.testing import write_gguf
 from bitnet_np.testing.space import Case, model_of
 
@@ -75,17 +77,81 @@ def test_what_an_engine_started_ends_with_it(tmp_path):
     [
         ("run {model} {tokens}", r"expected \{out\} in it"),
         ("run {model} {tokens} {out} {layers}", r"has \{layers\}, expected \{model\}"),
+        ("run {model} {port} {tokens}", r"has \{tokens\}, expected \{model\}, \{port\}"),
+        ("run {port}", r"expected \{model\} in it"),
         ("run {model} {tokens}.csv {out}", "file of tokens is '.csv', expected one of .npy, .json, .txt"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused(template, message):
     with pytest.raises(OptionError, match=message):
-        Command(template)
+        engine_of(template)
 
 
 def test_a_program_that_is_not_there_is_named():
     with pytest.raises(OptionError, match=r"'no-such-program' cannot be run: No such file"):
         bn.hunt("no-such-program {model} {tokens} {out}", runs=1)
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------------------------
+
+SERVER = """
+import sys, threading
+sys.path.insert(0, {support!r})
+import bitnet_np as bn
+from fake_server import llama_server, serving
+model = bn.load(sys.argv[1])
+def logits_of(ids):
+    y = bn.forward_full(model, [ids])[0].copy()
+    y[16:] *= {factor}
+    return y
+with serving(llama_server(logits_of), int(sys.argv[2])):
+    threading.Event().wait()
+"""
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+def server(tmp_path, line, limit=60.0):
+    program = tmp_path / "server.py"
+    program.write_text(line)
+    return engine_of(f"{sys.executable} {program} {{model}} {{port}}", limit)
+
+
+def asked(engine, tmp_path, *lengths):
+    """What a run gives, and the judge's outcome."""
+    folder, path, model = tmp_path / "run", tmp_path / "model.gguf", model_of(Case(length=20))
+    folder.mkdir()
+    write_gguf(path, model, words=True)
+    call = Call(tuple(np.arange(1, 1 + n) for n in lengths), 0, 1, 0)
+    ran = engine.run(path, model.config, call, folder)
+    return ran, Judge().outcome(ran, model, call, definition(model, call), False)
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1, "ok"), (1.5, "wrong")])
+def test_a_server_is_started_asked_and_ended(factor, kind, tmp_path):
+    """Two sequences at the same time; the fault is behind the shorter one's end."""
+    engine = server(tmp_path, SERVER.format(support=SUPPORT, factor=factor))
+    with mock.patch("bitnet_np.hunt.engine.client_of", wraps=client_of) as asked_at:
+        ran, outcome = asked(engine, tmp_path, 4, 20)
+    assert (ran.kind, outcome.kind) == ("ok", kind), ran
+    assert [len(answer.tokens) for answer in ran.dump] == [12, 28]
+    assert outcome.bad == (((1, 19),) if factor > 1 else ())
+    with pytest.raises(ServerError):
+        client_of(asked_at.call_args[0][0], 1).get("/props")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        ("import sys; sys.exit('error: no memory')", "crash", "exit code 1: error: no memory"),
+        ("import sys; sys.exit('error: unknown architecture')", "refused", "exit code 1: error: unknown architecture"),
+        ("import time; time.sleep(60)", "hang", "no answer within 1 s"),
+        ("pass", "crash", "the server ended"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_told(line, kind, text, tmp_path):
+    ran, outcome = asked(server(tmp_path, line, 1.0 if kind == "hang" else 60.0), tmp_path, 4)
+    assert (ran.kind, ran.text) == (kind, text)
+    assert outcome.kind == kind
 
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "hunted_engine.py").read_text()

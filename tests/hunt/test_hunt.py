@@ -60,6 +60,18 @@ def test_nan_and_other_bits_are_findings():
     assert [finding.outcome.kind for finding in result.findings][:1] == ["bits"]
 
 
+def test_single_sequences_alone_are_drawn_if_asked():
+    """An engine that flattens a batch is wrong in each; what else is wrong shows without batches only."""
+    seen = []
+
+    def engine(model, tokens):
+        seen.append(isinstance(tokens, list))
+        return engine_with("none")(model, tokens)
+
+    assert hunted(engine, runs=25, single=True).findings == []
+    assert not any(seen)
+
+
 def test_what_an_engine_refuses_is_no_finding():
     right = engine_with("none")
 
@@ -171,6 +183,26 @@ def test_a_condition_is_what_makes_cases_fail(name):
     assert len(wrong) <= 2, (list(map(str, contrast.condition)), wrong[:1])
     if words:
         assert " and ".join(map(str, contrast.condition)) == words
+
+
+def test_each_statement_is_tested_by_runs_that_miss_it_alone():
+    """Random runs may agree with a condition for long: each of its statements needs right runs that meet all the others."""
+    edges = {name: values[:1] for name, values in EDGES.items()} | {"layers": (1, 2, 3), "vocab": (64, 65, 100), "threads": (1, 2, 3)}
+    truth = lambda c: c.layers > 1 and c.threads > 1  # noqa: E731
+    failing, passing = [Case(layers=2, threads=3), Case(layers=3, threads=2, vocab=65)], [Case(), Case(layers=2), Case(threads=3)]
+    contrast = Contrast(failing[0], failing, passing, lambda case: set(), edges, lambda: Case(), random.Random(1))
+    contrast.agreed = contrast.missed = 100
+    assert not contrast.stands
+    assert len(contrast.untested()) == 2
+    known = {*failing, *passing}
+    while cases := contrast.alone([c for c in contrast.neighbours() if c not in known]):
+        for case in cases:
+            assert not meets(contrast.condition, case)
+            known.add(case)
+            contrast.add(case, truth(case))
+    assert {atom.fact for atom in contrast.condition} == {"layers", "threads"}
+    alone = [sum(contrast.misses_alone(atom, facts) for facts in contrast.good) for atom in contrast.condition]
+    assert min(alone) >= 2
 
 
 def test_no_condition_is_said_that_a_run_contradicts():

@@ -64,11 +64,16 @@ def _built(folder, command, source, name):
     return program, done
 
 
-def c_program(folder, source, *options, name="engine.c", compiler="cc"):
-    """A C program that includes vectors.h."""
+def needs_compiler(folder, compiler, *options):
+    """Skips the test, by name, without a C compiler that works."""
     hello, done = _built(folder, [compiler, *options], "int main(void) { return 0; }", "hello.c")
     if done.returncode or subprocess.run([hello], check=False).returncode:
         pytest.skip(f"needs {compiler} that works with {' '.join(options)}: {done.stderr[:100]}")
+
+
+def c_program(folder, source, *options, name="engine.c", compiler="cc"):
+    """A C program that includes vectors.h."""
+    needs_compiler(folder, compiler, *options)
     program, done = _built(folder, [compiler, *STRICT, *options, "-I", str(FOLDER)], source, name)
     assert done.returncode == 0, done.stderr
     return program

@@ -14,7 +14,7 @@ MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
 
 
 @contextmanager
-def serving(answers):
+def serving(answers, port=0):
     """Yields the address of a server, and the requests that it got: (method, path, body).
 
     answers: path -> a JSON value, bytes that are the body, (status, value, headers), or a function of the request's body that returns one
@@ -45,7 +45,7 @@ def serving(answers):
         def log_message(self, *arguments):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     server.handle_error = lambda request, address: None  # a client that hangs up is what some tests are about
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
