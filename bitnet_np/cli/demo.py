@@ -1,4 +1,9 @@
-"""`bitnet-np demo DIR`: a model, tokens and two dumps of them, one right and one of an engine with a bug, to try `check` on."""
+"""`bitnet-np demo DIR`: a model, tokens and two dumps of them, one right and one of an engine with a bug, to try `check` on.
+
+Examples:
+  bitnet-np demo try
+  bitnet-np demo try --json
+"""
 
 import argparse
 import shlex

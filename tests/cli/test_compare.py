@@ -47,7 +47,7 @@ def test_equal_dumps_have_the_same_bits(run, ours, theirs, tmp_path):
     """Printed, as a page and as a picture."""
     pytest.importorskip("matplotlib")
     page, picture = tmp_path / "r.html", tmp_path / "map.png"
-    lines = run("compare", ours, theirs(), "--html", page, "--plot", picture).splitlines()
+    lines = run("compare", ours, theirs(), "-v", "--html", page, "--plot", picture).splitlines()
     assert lines[:2] == ["PASS (SAME_BITS): same bits", "4 tensors compared"]
     assert lines[2] == f"{ours.with_name('theirs.npz')} (npz) against {ours} (npz)"
     assert LEGEND in lines
