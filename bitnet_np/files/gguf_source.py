@@ -146,7 +146,7 @@ class GGUFWeights(CheckedTensors):
         return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
     def _from_i2s(self, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
-        """I2_S matrices packed; the pages of the file are given back."""
+        """I2_S matrices packed; the pages of the file are released."""
         where = f"{self.path}: tensor {tensor.name}"
         n, m = tensor.shape
         try:

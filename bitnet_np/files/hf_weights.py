@@ -68,7 +68,7 @@ class HFWeights(CheckedTensors):
         return self.upright(self.take(module + ".weight", shape, shape[::-1]), shape)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
-        """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
+        """Llama 3's, computed from config.json; in float32, as a GGUF file has them."""
         factors = self._recipe.rope_factors
         return None if factors is None else factors.astype(np.float32)
 

@@ -108,6 +108,6 @@ def place(model: Model, on: Cuda) -> Model:
     def layer(n: int, weights: Layer) -> Layer:
         return replace(weights, **{f.name: moved(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})
 
-    on_host = ("config", "layers", "rope_frequency", "local_rope_frequency", "rope_factors")  # the CPU works out the angles of RoPE
+    on_host = ("config", "layers", "rope_frequency", "local_rope_frequency", "rope_factors")  # the CPU computes the angles of RoPE
     own = {f.name: moved(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in on_host}
     return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **own)

@@ -91,7 +91,8 @@ def stale(module, source):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_names_in_comments_are_there(module):
-    assert set(stale(module, MODULES[module].read_text("utf-8"))) - ELSEWHERE - STILL == set()
+    known = ELSEWHERE | (STILL if module.split(".")[1:2] in (["judge"], ["vectors"]) else set())
+    assert set(stale(module, MODULES[module].read_text("utf-8"))) - known == set()
 
 
 @pytest.mark.parametrize(
