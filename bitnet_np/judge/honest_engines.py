@@ -2,7 +2,7 @@
 
 Roundings move int8 codes across a boundary, and every layer amplifies that: by how much depends on the model. So no limit for logits holds
 for all models; this one is measured. The model is run again with the roundings of honest engines of the same precision, and a dump that is
-farther from ours than they are, by the margins of logits.limits, is wrong.
+farther from ours than they are, by the margins of measures.limits, is wrong.
 """
 
 from collections.abc import Iterator

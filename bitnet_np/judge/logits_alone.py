@@ -72,10 +72,10 @@ def judge_logits(
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
     `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: whether mistakes
-    are tried. numbers: see logits.judge. ids: the token ids of the one sequence that `run` takes; without them whole engines, scales of
+    are tried. numbers: see measures.judge. ids: the token ids of the one sequence that `run` takes; without them whole engines, scales of
     matrices and likely mistakes are tried alone. slack: factor of the limits of what nothing explains, which then have llama.cpp's flash
     attention in them, too.
-    Raises nothing for what the dump holds: see logits.judge.
+    Raises nothing for what the dump holds: see measures.judge.
     """
     judged = judge(ours, theirs, None, numbers, options.details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):

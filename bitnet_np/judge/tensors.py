@@ -2,7 +2,7 @@
 
 Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between.
 Derived bounds do not hold across several operations, because int8 codes flip. There the same operations are evaluated once more with every
-tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
+tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (measures.limits).
 """
 
 from collections.abc import Callable, Collection, Sequence

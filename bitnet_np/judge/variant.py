@@ -65,7 +65,7 @@ class Variant:
             yield from (getattr(layer, name) for name in self.present(MATRICES))
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Those of these fields of model.Layer that this model's layers have."""
+        """Those of these fields of records.Layer that this model's layers have."""
         return [name for name in names if getattr(self.model.layers[0], name) is not None]
 
 

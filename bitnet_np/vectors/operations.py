@@ -67,7 +67,7 @@ def _numbers(**numbers: Any) -> Arrays:
 
 
 def _case(operation: str, which: str, what: str, law_of: str, inputs: Arrays, outputs: Any, **words: str) -> Case:
-    """law_of: a function of definition.py, or another source. outputs: an array's rule, or several by name."""
+    """law_of: a function of judge/law/definition.py, or another source. outputs: an array's rule, or several by name."""
     outputs, source = outputs if isinstance(outputs, dict) else {"y": outputs}, law_of if "/" in law_of else _LAW.format(law_of)
     return Case(f"{operation}-{which}", operation, what, source, inputs, outputs, words)
 

@@ -19,8 +19,6 @@ DOTTED = re.compile(r"(?<![\w/.<>{}\"'*\\-])((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?!
 SUFFIXES = {"py", "json", "jsonl", "gguf", "npz", "npy", "md", "html", "toml", "safetensors", "part", "h", "kld"}
 ELSEWHERE = {"integrations/bitnet.py", "tokenizer_manager.py", "trace_diff.py", "tokens.prompt_ids", "arguments.text"}
 """Names in other projects (transformers, SGLang, BitNet-rs) and of an option in an example."""
-STILL = {"logits.limits", "logits.judge", "model.Layer", "model.Expert", "definition.py"}
-"""Names in judge/ and vectors/ that are to be replaced."""
 TREES = {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
 
 
@@ -91,8 +89,7 @@ def stale(module, source):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_names_in_comments_are_there(module):
-    known = ELSEWHERE | (STILL if module.split(".")[1:2] in (["judge"], ["vectors"]) else set())
-    assert set(stale(module, MODULES[module].read_text("utf-8"))) - known == set()
+    assert set(stale(module, MODULES[module].read_text("utf-8"))) - ELSEWHERE == set()
 
 
 @pytest.mark.parametrize(

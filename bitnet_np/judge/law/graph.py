@@ -25,9 +25,9 @@ TOKENS = Key("tokens", None)
 EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
 NORM, LOGITS, POOLED = Key("result_norm", None), Key("result_output", None), Key(points.POOLED, None)
 HEAD_NORMS = {point.name: point.weight for point in points.POINTS if point.name.endswith("_normed")}
-"""The output tensor of each norm of single heads -> its weight's field in model.Layer."""
+"""The output tensor of each norm of single heads -> its weight's field in records.Layer."""
 OF_EXPERTS = {"ffn_moe_gate": "ffn_gate", "ffn_moe_up": "ffn_up", "ffn_moe_down": "ffn_down"}
-"""The tensors of experts' products -> the fields of model.Expert."""
+"""The tensors of experts' products -> the fields of records.Expert."""
 
 
 @dataclass(frozen=True, eq=False)

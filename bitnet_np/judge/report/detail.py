@@ -70,7 +70,7 @@ class Details:
         self.tensors[key] = _detail(value, theirs, lambda rows: size[rows, None], each=False)
 
     def of_logits(self, ours: NDArray, theirs: NDArray, nmse: Array, numbers: NDArray[np.int64] | None = None) -> None:
-        """Collect logits [..., V] whose positions have a largest NMSE [P]: squared error by variance. numbers: see logits.judge."""
+        """Collect logits [..., V] whose positions have a largest NMSE [P]: squared error by variance. numbers: see measures.judge."""
         a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
         size = np.sqrt(nmse * np.array([row.var(dtype=np.float64) for row in a]))
         self.logits = _detail(a, b, lambda rows: size[rows, None], each=False, numbers=numbers)
