@@ -255,7 +255,7 @@ class _Logits(NamedTuple):
         looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
 
         kind, ours = storage_type(self.theirs), self.convert(self.every[self.positions])
-        is_normalised = ours.shape == self.theirs.shape and normalised(self.theirs) == "log-probabilities"
+        is_normalised = self.convert is log_softmax and normalised(self.theirs) is not None and invalid(ours, self.theirs) is None
 
         def run(variant: Variant) -> Floats:
             end = int(looked_at.max()) + 1

@@ -56,7 +56,10 @@ def test_log_probabilities_of_a_narrow_engine_are_judged_apart_from_their_sums()
     narrow = Variant("", model, EXACT, edit=lambda name, n, x: to_bfloat16(x).astype(x.dtype) if x.dtype == np.float32 else x)
     theirs = log_softmax(variant_logits(narrow, ids[None])[0])
     assert check(model, ids, {"log_probs": theirs}, budget=0).verdict is Verdict.NARROW
-    assert check(model, ids, {"log_probs": theirs + np.float32(1)}, budget=0).verdict is Verdict.WRONG
+    for wrong in (theirs + np.float32(1), log_softmax(1.05 * theirs), log_softmax(np.roll(theirs, 1, axis=1))):
+        assert check(model, ids, {"log_probs": wrong}, budget=0).verdict is Verdict.WRONG
+    theirs[3, 5] = -np.inf
+    assert "their logit at 3, 5 is -inf" in check(model, ids, {"log_probs": theirs}).reason
 
 
 def test_one_row_of_logits_is_taken_for_the_last():
