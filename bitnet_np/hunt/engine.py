@@ -42,7 +42,9 @@ KNOBS = ("chunk", "threads", "prefix")
 _PREDICTED, _LISTED = 8, 20  # tokens that a server generates, and log-probabilities of each
 KINDS = (".npy", ".json", ".txt")
 _REFUSAL = re.compile(
-    r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch", re.I
+    r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch"
+    r"|(?:must|shall) be a multiple of",
+    re.I,
 )
 _SAYS_WHY = re.compile(r"assert|error|exception|fatal|panic", re.I)  # a debugger's backtrace may come behind such a line
 

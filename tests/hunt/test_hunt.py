@@ -205,6 +205,15 @@ def test_each_statement_is_tested_by_runs_that_miss_it_alone():
     assert min(alone) >= 2
 
 
+@pytest.mark.parametrize("tokens", ["first", "last", "alike", "inner"])
+def test_facts_of_ids_are_those_of_the_ids(tokens):
+    """However they were drawn: a prompt of one id, or of the last one alone, is of equal ids, too."""
+    for length, vocab in ((1, 64), (2, 64), (3, 33), (40, 33)):
+        case = fitted(Case(tokens=tokens, length=length, vocab=vocab))
+        ids, facts = tokens_of(case)[0].tolist(), facts_of(case)
+        assert [facts[name] for name in ("first_id", "last_id", "alike")] == [0 in ids, vocab - 1 in ids, len({*ids}) == 1]
+
+
 def test_no_condition_is_said_that_a_run_contradicts():
     rng = random.Random(5)
     deck = Deck(EDGES, rng)
