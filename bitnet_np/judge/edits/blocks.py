@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.block_formats import RUN, Bits, Format, Integers
+from ...base.block_formats import RUN, Bits, Factor, Format, Integers
 
 Formats = Iterator[tuple[str, Format]]
 
@@ -73,6 +73,8 @@ def _other_factors(form: Format) -> Formats:
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone
+        for words, source in _other_runs(len(set(scale.lanes))):
+            yield words, replace(form, scale=_of_other_runs(source, scale), minimum=minimum and _of_other_runs(source, minimum))
     if minimum is None:
         return
     exchanged = replace(form, scale=replace(scale, half=minimum.half), minimum=replace(minimum, half=scale.half))
@@ -81,6 +83,20 @@ def _other_factors(form: Format) -> Formats:
         whole = Integers((Bits(4 + 4 * (np.arange(RUN) % 2) + np.arange(RUN) // 2, mask=63),))
         first_four = replace(form, scale=replace(scale, integers=whole), minimum=replace(minimum, integers=whole))
         yield "scales and minimums 4 to 7 are read as the first four are: 6 bits of a byte", first_four
+
+
+def _other_runs(count: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields wrong numbers of the runs of weights whose scales are used, [count], in words."""
+    own = np.arange(count)
+    yield "two runs of weights share the scale of the first", own // 2 * 2
+    for source in (own // 2, (own + 1) // 2, own % (count // 2), own[::-1], (own + 1) % count, (own - 1) % count, own ^ 1):
+        yield f"runs of weights have the scales of the runs {', '.join(map(str, source[:6]))} and so on", source
+
+
+def _of_other_runs(source: np.ndarray, factor: Factor) -> Factor:
+    """The factor with the integers of other runs."""
+    lanes = list(dict.fromkeys(factor.lanes))
+    return replace(factor, lanes=tuple(lanes[source[lanes.index(lane)]] for lane in factor.lanes))
 
 
 _SIZES = (2, 4, 8, 16, 32, 64, 128, 256)  # of the pieces that are in disorder, and of runs inside them
