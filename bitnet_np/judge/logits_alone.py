@@ -188,6 +188,7 @@ class _Target:
         """Their judgement, with the first explanation that is found."""
         self.strong = judged.verdict == Verdict.WRONG
         span = sites(self.base.model, self.base.dialect, 0 if self.ids is None else len(self.ids))
+        span = span[-2:] if self.is_multiple() else span
         now = float(self.away.mean())
         case = LogitsCase(
             span=span, value=self.a, theirs=self.b, now=now, exact=_EXACT * now, single=False, fit=False, target=self, best=self.best
@@ -219,6 +220,12 @@ class _Target:
         if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
             return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")
         return _wrong(judged, cause.text)
+
+    def is_multiple(self) -> bool:
+        """Whether theirs are ours times one number: the last norm, which is of any factor before it, or the head has it."""
+        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
+        left = b - a * ((a * b).sum() / max(np.square(a).sum(), 1e-300))
+        return bool(np.square(left).sum() <= _EXACT * np.square(b - a).sum())
 
     def of_operations(self, search: Search, case: "LogitsCase") -> Cause | None:
         """The mistake of operations that makes theirs of ours but for roundings."""

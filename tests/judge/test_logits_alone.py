@@ -190,6 +190,20 @@ def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
     assert "the norm's weight is missing" in check(model, ids, theirs).reason
 
 
+def test_of_a_common_factor_only_the_last_operations_are_asked(monkeypatch):
+    """Each mistake of a layer takes a run, and the norm behind the layers forgets their factors."""
+    asked = set()
+    trials = logits_alone.trials
+    monkeypatch.setattr(logits_alone, "trials", lambda span, **more: asked.update(site.key.name for site in span) or trials(span, **more))
+    model, ids = random_model(0, family="llama", **SMALL), [1, 5, 2, 7, 3]
+    right = forward_full(model, [ids])[0]
+    assert check(model, ids, {"logits": 1.05 * right}).reason.startswith("everything is 1.05 times what it should be")
+    assert asked - {"kqv_out"} == {"result_norm", "result_output"}  # attention is asked for the caches of other dialects
+    right[2] *= np.float32(1.05)
+    check(model, ids, {"logits": right}, budget=0.1)
+    assert "ffn_down" in asked
+
+
 def test_an_interrupt_ends_the_search_and_keeps_the_verdict_where_that_is_asked_for(monkeypatch):
     theirs = forward_full(LLAMA, IDS[None])[0][:, ::-1]
     runs = []
