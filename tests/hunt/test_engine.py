@@ -120,7 +120,7 @@ def asked(engine, tmp_path, *lengths):
     """What a run gives, and the judge's outcome."""
     folder, path, model = tmp_path / "run", tmp_path / "model.gguf", model_of(Case(length=20))
     folder.mkdir()
-    write_gguf(path, model, words=True)
+    write_gguf(path, model)
     call = Call(tuple(np.arange(1, 1 + n) for n in lengths), 0, 1, 0)
     ran = engine.run(path, model.config, call, folder)
     return ran, Judge().outcome(ran, model, call, definition(model, call), False)
