@@ -61,7 +61,7 @@ def slow_clock():
     """Searches for causes have several times their seconds: a busy or slow machine must not decide what they say."""
     from bitnet_np.judge.mistakes import search
 
-    clock, search.thread_time = search.thread_time, lambda: clock() / 8
+    clock, search.thread_time = search.thread_time, lambda: clock() / 4
     yield
     search.thread_time = clock
 
