@@ -138,13 +138,17 @@ def test_memory_stays_where_it_was(work):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("work", "n"), WORK.values(), ids=WORK)
 def test_the_process_does_not_grow(work, n):
-    """What the system counts, and Python does not see: a first round lets the allocator find its size."""
-    work(n // 4)
-    gc.collect()
-    before = resident.of_process()
-    work(n)
-    gc.collect()
-    assert resident.of_process() - before < MEGABYTE
+    """What the system counts, and Python does not see. A leak grows in every round, the allocator in some: the least of three counts."""
+
+    def growth():
+        gc.collect()
+        before = resident.of_process()
+        work(n)
+        gc.collect()
+        return resident.of_process() - before
+
+    work(n // 4)  # lets the allocator find its size
+    assert any(growth() < MEGABYTE for _ in range(3))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

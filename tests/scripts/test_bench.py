@@ -287,6 +287,7 @@ def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, cap
 @pytest.mark.parametrize("side", ["llama-cpp", pytest.param("ik-llama", marks=needs_shebangs)])
 def test_another_engine_runs_beside_us(quick, fake_llama, fake_bench, tmp_path, capsys, side):
     """In several benches, with a plot."""
+    pytest.importorskip("matplotlib")
     picture, model, log = tmp_path / "bars.png", tmp_path / "theirs.gguf", tmp_path / "theirs.gguf.log"
     asked, described = ["--vs", side], "not the same model (llama_cpp fake 1)"
     if side == "ik-llama":
