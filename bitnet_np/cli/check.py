@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..base.errors import OptionError
+from ..base.tables import printable, table
 from ..base.validate import integer
 from ..base.whole_file import whole_file
 from ..engine import machine
@@ -42,7 +43,7 @@ from ..traces.formats import COMPLETIONS, FORMATS, bitnet_rs, detect, eval_callb
 from . import check_server, progress
 from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
 from .inputs import Inputs, opened
-from .printing import answer, coloured, fitted, outcome, printable, table, width
+from .printing import answer, coloured, fitted, outcome, width
 
 SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 

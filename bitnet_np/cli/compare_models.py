@@ -4,6 +4,7 @@ import argparse
 import math
 
 from ..base.errors import OptionError
+from ..base.tables import printable, table
 from ..judge.compare_models import ModelDifference, compare_models
 from ..judge.report.pictures import check_plot, picture_map, save
 from ..judge.report.report import text_map
@@ -13,7 +14,7 @@ from . import progress
 from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of
 from .inputs import opened
 from .nll import kl_facts
-from .printing import answer, fitted, printable, short, table, width
+from .printing import answer, fitted, short, width
 
 COSTLIEST = 10  # tensors, and matrices, that are listed
 

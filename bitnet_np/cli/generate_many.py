@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from ..base.errors import EmptyInputError, Error, OptionError, shown
+from ..base.tables import printable
 from ..generation.batch import Completion, Continuation, Request, complete
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
@@ -16,7 +17,6 @@ from ..traces.token_files import parse_numbers
 from . import progress
 from .arguments import dialect_of
 from .inputs import opened
-from .printing import printable
 
 DEFAULT_BATCH = 4
 _LONGEST_LINE = 1 << 25  # bytes: more than any context holds

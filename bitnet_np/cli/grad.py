@@ -10,12 +10,13 @@ import argparse
 import numpy as np
 
 from ..base.errors import UnsupportedError
+from ..base.tables import table
 from ..traces.formats import writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of
 from .arguments import FORMAT, MODEL_AND_TOKENS, MODEL_OPTIONS
 from .inputs import opened
-from .printing import answer, table
+from .printing import answer
 
 SUMMARY = "Compute the loss of token ids and its gradients."
 

@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from ..base.errors import OptionError, listed
+from ..base.tables import printable
 from ..base.validate import integer, positive
 from ..files.load import load
 from ..hunt.api import hunt
@@ -19,7 +20,7 @@ from ..hunt.run import Finding, Hunt
 from ..judge.options import Options
 from . import progress
 from .arguments import A_MODEL, PROFILE, profile_of
-from .printing import answer, fitted, outcome, printable, width
+from .printing import answer, fitted, outcome, width
 
 SUMMARY = "Run your engine on random models and calls, and say under which condition it fails."
 ARGUMENTS = f"""

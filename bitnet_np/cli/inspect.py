@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import Error, NonFiniteError, shown
+from ..base.tables import printable, table
 from ..engine.forward_pass import forward_full
 from ..files.load import model_from, open_model
 from ..judge.report.text import show_layers
@@ -23,7 +24,7 @@ from ..model.records import Config, Model
 from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import MODEL
-from .printing import answer, plain, printable, short, table
+from .printing import answer, plain, short
 
 SUMMARY = "Show what a model file holds and whether it is supported."
 

@@ -13,11 +13,12 @@ from typing import cast, get_args
 import numpy as np
 
 from ..base.errors import OptionError, shown
+from ..base.tables import table
 from ..engine.forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
 from ..testing.selftest import digest
 from .arguments import COMPUTING, MODEL_AND_TOKENS, check_out, dialect_of, save_npy
 from .inputs import opened
-from .printing import answer, table
+from .printing import answer
 
 SUMMARY = "Compute reference logits of token ids."
 TOP = 5

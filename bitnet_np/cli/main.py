@@ -18,6 +18,7 @@ import numba
 
 from .. import __version__
 from ..base.errors import Error, OptionError
+from ..base.tables import printable, table
 from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
@@ -25,7 +26,6 @@ from ..kernels.float_state import steady
 from . import progress
 from .arguments import check_out
 from .parser import Parser, add_arguments
-from .printing import printable, table
 from .schemas import PrintSchema
 
 _EXAMPLES = """Examples:

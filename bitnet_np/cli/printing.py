@@ -1,4 +1,4 @@
-"""Output of the commands: tables, JSON, and text that is safe for a terminal."""
+"""Output of the commands: text that fits and colours a terminal, verdicts, and JSON."""
 
 import argparse
 import json
@@ -10,8 +10,6 @@ from textwrap import wrap
 
 import numpy as np
 
-from ..base.tables import printable as printable
-from ..base.tables import table as table
 from ..files.gguf_file import Value
 
 

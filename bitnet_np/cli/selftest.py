@@ -15,13 +15,14 @@ import numpy as np
 
 from .. import contract
 from ..base.errors import listed
+from ..base.tables import table
 from ..kernels.cache import cache_folder
 from ..kernels.cache.private_parts import gone
 from ..kernels.fast import amx
 from ..kernels.processor import cpu_features, instruction_path
 from ..testing import selftest
 from .arguments import THREADS
-from .printing import answer, outcome, table
+from .printing import answer, outcome
 
 SUMMARY = "Compare every kernel and small models with their known bits."
 

@@ -11,12 +11,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from ..base.tables import printable, table
 from ..sweep.plan import read_plan
 from ..sweep.run import SUMMARIES, reason_of, sweep
 from ..sweep.tasks import OK, WRONG, DifferentBitsError, Row
 from . import progress
 from .cluster import cluster_arguments, connected
-from .printing import printable, table
 
 SUMMARY = "Compute logits, likelihoods and verdicts of many models and texts, as a plan lists them."
 LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted

@@ -8,6 +8,7 @@ Examples:
 import argparse
 
 from ..base.errors import OptionError, shown
+from ..base.tables import table
 from ..base.validate import text_of
 from ..files.load import open_model
 from ..files.safetensors_file import strict_json
@@ -16,7 +17,7 @@ from ..traces.token_files import check_ids, read_token_ids
 from .arguments import MODEL, TOKENS
 from .check_server import tokenizer_difference
 from .inputs import token_ids
-from .printing import answer, outcome, table
+from .printing import answer, outcome
 
 SUMMARY = "Show the token ids of a text or chat, or the text of token ids, piece by piece; judge those of another tokenizer."
 _LARGEST = 1 << 24  # bytes of a file of messages

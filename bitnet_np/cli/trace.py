@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError
+from ..base.tables import table
 from ..judge.report.pictures import check_plot, pyplot, save
 from ..judge.report.text import show_layers
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
 from .arguments import DIALECT_AND_MODEL, FORMAT, MODEL_AND_TOKENS, dialect_of
 from .inputs import opened
-from .printing import answer, table
+from .printing import answer
 
 SUMMARY = "Write every intermediate tensor of a forward pass."
 _MOST_DRAWN = 10**8  # probabilities in one picture

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bitnet_np.cli.printing import table as aligned
+from bitnet_np.base.tables import table as aligned
 from bitnet_np.kernels.fast import amx
 
 from .rounds import Results, summary

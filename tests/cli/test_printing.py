@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bitnet_np.cli.printing import fitted, outcome, plain, printable, table
+from bitnet_np.base.tables import printable, table
+from bitnet_np.cli.printing import fitted, outcome, plain
 
 
 def test_what_is_not_there_is_a_dash_on_the_right():
