@@ -11,6 +11,6 @@ parser.py       arguments that are declared as text; errors that name what a mis
 arguments.py    arguments that several commands share
 inputs.py       the model file of a command, and token ids from the command line and from files
 schemas.py      the JSON Schemas of what commands print
-printing.py     tables, JSON, text that is safe for a terminal
+printing.py     verdicts and JSON, text that fits a terminal
 progress.py     progress bars on standard error
 """

@@ -9,9 +9,8 @@ import argparse
 
 from ..base.errors import OptionError, shown
 from ..base.tables import table
-from ..base.validate import text_of
 from ..files.load import open_model
-from ..files.safetensors_file import strict_json
+from ..files.safetensors_file import json_of
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from ..traces.token_files import check_ids, read_token_ids
 from .arguments import MODEL, TOKENS
@@ -57,7 +56,7 @@ def _ids(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
     if arguments.chat and arguments.text is None:
         raise OptionError("--chat needs --text")
     if arguments.messages is not None:
-        messages = strict_json(text_of(arguments.messages, _LARGEST), str(arguments.messages))
+        messages = json_of(arguments.messages, _LARGEST)
         if not isinstance(messages, list):
             raise OptionError(f"--messages {arguments.messages} has {shown(messages)}, expected a list of messages: role and content")
         return tokenizer.chat(messages)

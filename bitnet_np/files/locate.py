@@ -11,7 +11,7 @@ from pathlib import Path
 from ..base.errors import FileFormatError, MissingFileError, OptionError, ServerError, UnsupportedError, listed, shortened
 from ..base.extras import extra
 from ..base.validate import check_file, path_of, text_of
-from .safetensors_file import strict_json
+from .safetensors_file import json_of
 
 _DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
 _TORCH = "weights that torch.save wrote, expected safetensors: load them in transformers and write them with save_pretrained"
@@ -131,7 +131,7 @@ def _of_file(path: Path) -> Path:
         return path.parent
     if head[:1] != b"{" or _OLLAMA_MODEL.encode() not in head:
         return path
-    content = strict_json(text_of(path, 1 << 20), str(path))
+    content = json_of(path, 1 << 20)
     try:  # a manifest of Ollama, MODELS/manifests/HOST/USER/NAME/TAG, whose model is in MODELS/blobs
         (digest,) = (layer["digest"] for layer in content["layers"] if layer["mediaType"] == _OLLAMA_MODEL)
         return path.absolute().parents[4] / "blobs" / digest.replace(":", "-")

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.errors import FileFormatError, shown
 from ..base.tensor_types import BF16, F16, F32, F64, TensorType
+from ..base.validate import text_of
 from .tensors import Tensor, mapped
 
 DTYPES: dict[str, np.dtype] = {
@@ -53,6 +54,11 @@ def strict_json(text: bytes | str, where: str) -> Any:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{where}: not JSON: {shown(str(error))}") from None
+
+
+def json_of(path: Path, most: int) -> Any:
+    """The JSON value in a file of at most `most` bytes, as `strict_json` reads it. Raises FileFormatError and MissingFileError."""
+    return strict_json(text_of(path, most), str(path))
 
 
 def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import EmptyInputError, FileFormatError, ShapeError, shown
-from ..base.validate import text_of
 from ..base.whole_file import whole_file
-from ..files.safetensors_file import strict_json
+from ..files.safetensors_file import json_of
 from .measures import kl_divergence
 
 TOP = 5
@@ -108,7 +107,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Thresholds, list[dict[str, Any]]
     Raises FileFormatError for a file that is none, whose rows are not one for each position from 0 on, or whose summary says that all
     passed where the mse of a row, which is all that BitNet-rs looks at, does not keep its threshold.
     """
-    value = _member(strict_json(text_of(Path(path), _LARGEST), str(path)), dict, path)
+    value = _member(json_of(Path(path), _LARGEST), dict, path)
     limits, summary = (_member(value.get(name), dict, f"{path}: {name}") for name in ("thresholds", "summary"))
     thresholds = Thresholds(**{name: _finite(limits.get(name), f"{path}: thresholds: {name}") for name in ("mse", "kl", "topk")})
     rows = []

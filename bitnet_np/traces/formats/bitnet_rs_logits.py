@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, ServerError
-from ...base.validate import text_of
-from ...files.safetensors_file import strict_json
+from ...files.safetensors_file import json_of
 from ...servers.completions import Completions, listed, logprob, member, of_type, token, tokens, top_logprobs
 
 _LARGEST = 1 << 26  # bytes of a file
@@ -22,7 +21,7 @@ _LARGEST = 1 << 26  # bytes of a file
 def read(path: Path, ids: NDArray[np.int64]) -> Completions:
     """The steps of a file. ids: of the prompt of `run`, or of all tokens of `eval`. Raises FileFormatError."""
     try:
-        return _read(str(path), strict_json(text_of(path, _LARGEST), str(path)), ids.tolist())
+        return _read(str(path), json_of(path, _LARGEST), ids.tolist())
     except ServerError as error:  # from the checks that answers of servers also go through
         raise FileFormatError(str(error)) from None
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import FileFormatError, shown
-from ...base.validate import text_of
-from ...files.safetensors_file import strict_json
+from ...files.safetensors_file import json_of
 from ..points import Entry
 from .arrays import Labelled
 
@@ -19,7 +18,7 @@ def read(path: Path) -> Labelled:
 
     Raises FileFormatError for what is no JSON object, and for lists whose lengths differ.
     """
-    value = strict_json(text_of(path, _LARGEST), str(path))
+    value = json_of(path, _LARGEST)
     if not isinstance(value, dict):
         raise FileFormatError(f"{path}: {shown(value)}, expected an object of arrays by label")
     arrays = {label: _array(f"{path}: {shown(label)}", item) for label, item in value.items() if isinstance(item, list)}

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, ServerError
-from ...base.validate import text_of
-from ...files.safetensors_file import strict_json
+from ...files.safetensors_file import json_of
 from ...servers import llama_server, openai, sglang
 from ...servers.completions import Completions
 
@@ -27,7 +26,7 @@ NAMES = tuple(f'"{name}"'.encode() for name in _PARSERS)
 def read(path: Path, ids: NDArray[np.int64]) -> Completions:
     """The log-probabilities of a file. ids: the tokens of the prompt, which answers do not hold. Raises FileFormatError."""
     try:
-        return _read(strict_json(text_of(path, _LARGEST), str(path)), ids.tolist())
+        return _read(json_of(path, _LARGEST), ids.tolist())
     except ServerError as error:
         raise FileFormatError(f"{path}: {error}") from None
 
