@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .fast import ternary_steps
 from .fast.byte_dots import PATHS, WORD_STEPS, close_sums, dot_sixteen, open_sums
 from .fast.emit import LANES, STEP, has_fma
 from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
-from .fast.ternary_steps import MODERATE, join_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
+from .fast.ternary_steps import MODERATE, add_planes, open_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
 from .processor import cpu_features, instruction_path
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import aligned
 
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
-_GROUPS, _TOKENS = PATHS[instruction_path()].tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
+_PATH = PATHS[instruction_path()]
+_GROUPS, _TOKENS = _PATH.tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
+_STEPS = ternary_steps.WORD_STEPS if _PATH.pairs else 1 << 31  # of few tokens between two closings of their sums
 
 _NEVER = 1 << 31  # more tokens than there are
 _IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
@@ -124,12 +127,15 @@ def _some_tokens(zeros, tokens, product, matrix, group, token, edge):
     codes, q, present = product.codes, product.q, min(tokens, product.q.shape[0] - token)
     tile = zeros
     start, x = matrix.begin + group * product.steps * STEP, token * q.shape[1]
-    for _ in range(product.steps):
-        prefetch(codes, start + STREAM)
-        tile = ternary_step(tile, codes, start, q, x, q.shape[1], present)
-        start += STEP
-        x += LANES
-    store_ternary(join_planes(tile), 1, tokens, product, matrix, group, token, edge)
+    for begin in range(0, product.steps, _STEPS):
+        sums = open_planes(tile)
+        for _ in range(min(_STEPS, product.steps - begin)):
+            prefetch(codes, start + STREAM)
+            sums = ternary_step(sums, codes, start, q, x, q.shape[1], present)
+            start += STEP
+            x += LANES
+        tile = add_planes(tile, sums)
+    store_ternary(tile, 1, tokens, product, matrix, group, token, edge)
 
 
 @parallel
@@ -141,12 +147,12 @@ def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out
     for item in shared(team, blocks_of(widths, LANES)):
         matrix, group = matrix_of((codes, second, third), widths, factors, n, LANES, item)
         if n == 1:
-            _some_tokens(tile_i32(4, 1), 1, product, matrix, group, 0, edge)
+            _some_tokens(tile_i32(1, 1), 1, product, matrix, group, 0, edge)
         elif n == 2:
-            _some_tokens(tile_i32(4, 2), 2, product, matrix, group, 0, edge)
+            _some_tokens(tile_i32(1, 2), 2, product, matrix, group, 0, edge)
         elif WIDE:  # elsewhere LEAST is 3
             for token in range(0, n, TOKENS):
-                _some_tokens(tile_i32(4, TOKENS), TOKENS, product, matrix, group, token, edge)
+                _some_tokens(tile_i32(1, TOKENS), TOKENS, product, matrix, group, token, edge)
 
 
 # --- many tokens ----------------------------------------------------------------------------------------------------------------------

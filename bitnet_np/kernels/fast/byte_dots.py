@@ -136,4 +136,9 @@ def close_sums(b, tile, sums):
     """The tile plus the sums."""
     if not own(b).pairs:
         return list(sums)  # which began as the tile
-    return [b.add(total, _sums_of_words(b, b.bitcast(words, V32I16))) for total, words in zip(tile, sums, strict=True)]
+    return [b.add(total, closed(b, words)) for total, words in zip(tile, sums, strict=True)]
+
+
+def closed(b: Emitter, total: ir.Value) -> ir.Value:
+    """A sum of `add_four` as int32."""
+    return _sums_of_words(b, b.bitcast(total, V32I16)) if own(b).pairs else total

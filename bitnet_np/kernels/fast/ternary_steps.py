@@ -1,50 +1,60 @@
 """Ternary matrices: their codes out of packed bytes, their products with a few tokens, and the results of sums."""
 
 from collections.abc import Callable
-from functools import reduce
 
 from llvmlite import ir
 
-from .byte_dots import broadcast_four, dot_bytes, own
-from .emit import STEP, V16F32, V16I32, V32I16, V64I8, Emitter, Tile, emitted, first
+from .byte_dots import add_four, broadcast_four, closed, own
+from .emit import STEP, V16F32, V16I32, V32I16, V64I8, Emitter, Tile, constant, emitted, first
+
+WORD_STEPS = 8
+"""Steps of few tokens whose sums fit words: a word is at most 2 * 2 * 8 * 128 in a step, two planes of codes up to 8."""
 
 
-def _place(b: Emitter, plane: int) -> int:
-    """The lowest bit of the codes that `_code_in_place` leaves."""
-    return 0 if plane == 0 and own(b).signed else 6 - 2 * plane
+def _places(b: Emitter) -> list[int]:
+    """The lowest bits of the codes that each row of a tile of sums is of. Sums in words share two rows."""
+    return [0, 2] if own(b).pairs else [0 if own(b).signed else 6, 4, 2, 0]
 
 
-def _code_in_place(b: Emitter, packed: ir.Value, plane: int) -> ir.Value:
-    """Codes of one plane of packed bytes, times 2^`_place`. Codes that stay in place take one instruction to unpack instead of two.
+def _codes(b: Emitter, packed: ir.Value) -> list[ir.Value]:
+    """The codes of each plane of packed bytes, times 2^place. Codes that stay in place take one instruction to unpack instead of two.
 
-    A code of the first plane is then up to 128. That is still a byte, and two products with 127 still fit the 16 bits of AVX2's and SSE's
-    pair sums, but NEON's bytes are signed.
+    A code of the first plane is then up to 128. That is still a byte, but NEON's bytes are signed. Where sums are words, codes are at most
+    8, and one shift serves two planes.
     """
-    return b.and_(packed, 3 << 6 - 2 * plane) if _place(b, plane) or plane else b.lshr(packed, 6)
+    if own(b).pairs:
+        upper = b.bitcast(b.lshr(b.bitcast(packed, V32I16), 4), V64I8)  # x86 cannot shift bytes; the mask drops the bits that cross over
+        return [b.and_(half, 3 << place) for half in (upper, packed) for place in (2, 0)]
+    return [b.and_(packed, 3 << 6 - 2 * plane) if place or plane else b.lshr(packed, 6) for plane, place in enumerate(_places(b))]
+
+
+@emitted(returns=lambda tile: Tile("i32", 4, tile.columns))
+def open_planes(b, tile):
+    """What `ternary_step` adds to, for the tile of sums to which `add_planes` adds it: a row for each plane, as few tokens need several
+    chains of additions. Sums in words leave two rows unused.
+    """
+    return [constant(V16I32, None)] * (4 * tile.columns)
 
 
 @emitted(returns=first)
-def ternary_step(b, tile, codes, start, x, x_start, x_stride, x_valid):
-    """16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token.
-
-    The tile has a row of registers for each plane of codes: no codes are shifted, and few tokens make several chains of additions.
-    `join_planes` adds them at the end.
-    """
-    packed = b.load(codes.at(start), V64I8)
-    rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(tile.columns)]
-    for plane in range(4):
-        unpacked = _code_in_place(b, packed, plane)
+def ternary_step(b, sums, codes, start, x, x_start, x_stride, x_valid):
+    """16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token."""
+    rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(sums.columns)]
+    for plane, unpacked in enumerate(_codes(b, b.load(codes.at(start), V64I8))):
         for column, row in enumerate(rows):
-            i = plane * tile.columns + column
-            tile[i] = dot_bytes(b, tile[i], unpacked, broadcast_four(b, x.at(b.add(row, 4 * plane))))
+            i = (1 - plane % 2 if own(b).pairs else plane) * sums.columns + column
+            sums[i] = add_four(b, sums[i], unpacked, broadcast_four(b, x.at(b.add(row, 4 * plane))))
+    return sums
+
+
+@emitted(returns=first)
+def add_planes(b, tile, sums):
+    """The tile plus the sums, a row of the matrix in each lane. Divisions are exact: lanes are multiples of 2^place."""
+    for row, place in enumerate(_places(b)):
+        for column in range(tile.columns):
+            total = closed(b, sums[row * tile.columns + column])
+            tile[column] = b.add(tile[column], b.ashr(total, place))
     return tile
-
-
-@emitted(returns=lambda tile: Tile("i32", 1, tile.columns))
-def join_planes(b, tile):
-    """The sums of a tile of `ternary_step`, a row of the matrix in each lane. Divisions are exact: lanes are multiples of a plane's 2^n."""
-    planes = [b.ashr(register, _place(b, i // tile.columns)) for i, register in enumerate(tile)]
-    return [reduce(b.add, planes[column :: tile.columns]) for column in range(tile.columns)]
 
 
 @emitted()
@@ -56,7 +66,7 @@ def unpack_codes(b, packed, codes, ahead):
     b.prefetch(b.pointer(b.add(packed, ahead)))
     register = b.load(b.pointer(packed), V64I8)
     for plane in range(4):
-        shifted = b.lshr(b.bitcast(register, V32I16), 6 - 2 * plane)  # x86 cannot shift bytes; the mask drops the bits that cross over
+        shifted = b.lshr(b.bitcast(register, V32I16), 6 - 2 * plane)  # as in `_codes`
         b.store(b.and_(b.bitcast(shifted, V64I8), 3), b.pointer(codes, plane * STEP))
 
 
