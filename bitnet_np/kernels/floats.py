@@ -54,8 +54,7 @@ def _one_token(zeros, w, first, end, x, out):
     length = -(-(end - first) // STREAMS)  # of a stream
     for n in range(first, first + length):
         valid = -(-(end - n) // length)
-        ahead = STREAM // w.itemsize if STREAMS == 1 else 0
-        store_sums(dot_tile(zeros, ws, n * stride, length * stride, valid, xs, 0, width, 1, width, 1, ahead), totals)
+        store_sums(dot_tile(zeros, ws, n * stride, length * stride, valid, xs, 0, width, 1, width, STREAMS, STREAM // w.itemsize), totals)
         for i in range(valid):
             out[0, n + i * length] = totals[i]
 

@@ -14,7 +14,7 @@ from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, add_planes, open_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
 from .processor import cpu_features, instruction_path
-from .tiles import STREAM, TOKENS, WIDE
+from .tiles import STREAM, STREAMS, TOKENS, WIDE
 from .workspace import aligned
 
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
@@ -122,37 +122,44 @@ def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
 
 
 @inlined
-def _some_tokens(zeros, tokens, product, matrix, group, token, edge):
-    """The results of a group of 16 weight rows for `tokens` tokens. The weights are one stream of memory, read in order."""
-    codes, q, present = product.codes, product.q, min(tokens, product.q.shape[0] - token)
-    tile = zeros
-    start, x = matrix.begin + group * product.steps * STEP, token * q.shape[1]
-    for begin in range(0, product.steps, _STEPS):
-        sums = open_planes(tile)
-        for _ in range(min(_STEPS, product.steps - begin)):
-            prefetch(codes, start + STREAM)
-            sums = ternary_step(sums, codes, start, q, x, q.shape[1], present)
-            start += STEP
-            x += LANES
-        tile = add_planes(tile, sums)
-    store_ternary(tile, 1, tokens, product, matrix, group, token, edge)
+def _some_tokens(zeros, tokens, product, matrix, block, token, sums, edge):
+    """The results of STREAMS groups of 16 weight rows for `tokens` tokens. Each group is one stream of memory, read in order."""
+    codes, q, steps, present = product.codes, product.q, product.steps, min(tokens, product.q.shape[0] - token)
+    groups = -(-matrix.width // LANES)
+    distance = -(-groups // STREAMS)  # from a group to the next: streams that lie close together are read no faster than one
+    streams, row = -(-(groups - block) // distance), q.shape[1]
+    for begin in range(0, steps, _STEPS):
+        for stream in range(streams):
+            start, x = matrix.begin + ((block + stream * distance) * steps + begin) * STEP, token * row + begin * LANES
+            part = open_planes(zeros)
+            for _ in range(min(_STEPS, steps - begin)):
+                prefetch(codes, start + STREAM)
+                part = ternary_step(part, codes, start, q, x, row, present)
+                start += STEP
+                x += LANES
+            place = stream * tokens * LANES
+            tile = load_tile(zeros, address_of(sums) + place * 4, 0, STEP) if begin else zeros
+            store_tile(add_planes(tile, part), sums, place, 0)
+    for stream in range(streams):
+        tile = load_tile(zeros, address_of(sums) + stream * tokens * STEP, 0, STEP)
+        store_ternary(tile, 1, tokens, product, matrix, block + stream * distance, token, edge)
 
 
 @parallel
 def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out):
-    n, edge = q.shape[0], np.empty(TOKENS * LANES, np.float32)
+    n, edge, sums = q.shape[0], np.empty(TOKENS * LANES, np.float32), np.empty(STREAMS * TOKENS * LANES, np.int32)
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     row_sums(q, 0, n, product.sums)
-    for item in shared(team, blocks_of(widths, LANES)):
-        matrix, group = matrix_of((codes, second, third), widths, factors, n, LANES, item)
+    for item in shared(team, blocks_of(widths, STREAMS * LANES)):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, STREAMS * LANES, item)
         if n == 1:
-            _some_tokens(tile_i32(1, 1), 1, product, matrix, group, 0, edge)
+            _some_tokens(tile_i32(1, 1), 1, product, matrix, block, 0, sums, edge)
         elif n == 2:
-            _some_tokens(tile_i32(1, 2), 2, product, matrix, group, 0, edge)
+            _some_tokens(tile_i32(1, 2), 2, product, matrix, block, 0, sums, edge)
         elif WIDE:  # elsewhere LEAST is 3
             for token in range(0, n, TOKENS):
-                _some_tokens(tile_i32(1, TOKENS), TOKENS, product, matrix, group, token, edge)
+                _some_tokens(tile_i32(1, TOKENS), TOKENS, product, matrix, block, token, sums, edge)
 
 
 # --- many tokens ----------------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ SPAN = VALUE_COLUMNS * LANES
 ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache during that time
 DEPTH = 1024  # columns of a strip of weights, whole blocks of each type: a few rows of it stay in the first cache
 PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches during that time
-STREAMS = 1 if WIDE else 4  # weight rows that a single token reads at once, far from each other: AVX2's processors read one stream slowly
-STREAM = 1 << 13  # bytes by which prefetches of a single stream run ahead: the processor's own end with each page of 4 KB
+STREAMS = 1 if WIDE else 4  # of weights that a token reads at once, far from each other: AVX2's processors read one stream slowly
+STREAM = 1 << 13 if WIDE else 1 << 10  # bytes by which prefetches of a stream run ahead: the processor's own end with each page of 4 KB
 
 
 @inlined

@@ -18,7 +18,7 @@ from bitnet_np.testing.part_cases import COLUMNS, ROWS
 pytestmark = pytest.mark.skipif(bool(gone()), reason="another version of Numba, whose calls cannot be watched")
 
 TERNARY = {  # a kernel, and the rows and columns of its results' tiles
-    "ternary_product.few_tokens": (tiles.TOKENS, 16),
+    "ternary_product.few_tokens": (tiles.TOKENS, tiles.STREAMS * 16),
     "ternary_product.many_tokens": (byte_dots.PATHS[ternary_product.instruction_path()].tile[1], ternary_product._GROUPS * 16),
     "ternary_tiles.ternary_matmul": (ternary_tiles._PAIR, ternary_tiles._PAIR),
 }
@@ -59,8 +59,8 @@ def borders():
     rows = [path.tile[1] for path in byte_dots.PATHS.values()] + [ternary_product.LEAST] * (ternary_product.LEAST < ternary_product._NEVER)
     rows += [ternary_tiles.LEAST, ternary_tiles._PAIR, amx.ROWS, floats._FEW, float_products.PART, tiles.TOKENS, products._SHAPE[1]]
     rows += [attention._MOST, attention._LEAST, attention.CHUNK]
-    outputs = [path.tile[0] * 16 for path in byte_dots.PATHS.values()] + [ternary_tiles._PAIR, tiles.ROW_BLOCK, float_products.ROWS]
-    return rows, [*outputs, tiles.MANY_ROWS, tiles.ROWS, products._GROUPS * 16, products._SHAPE[0] * 16]
+    outputs = [path.tile[0] * 16 for path in byte_dots.PATHS.values()] + [tiles.STREAMS * 16, ternary_tiles._PAIR, tiles.ROW_BLOCK]
+    return rows, [*outputs, float_products.ROWS, tiles.MANY_ROWS, tiles.ROWS, products._GROUPS * 16, products._SHAPE[0] * 16]
 
 
 def test_parts_go_beyond_every_border():
