@@ -16,7 +16,7 @@ from .processor import cpu_features, instruction_path
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import aligned
 
-_LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
+_LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, -np.inf)  # none
 _GROUPS, _TOKENS = PATHS[instruction_path()].tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
 
 _NEVER = 1 << 31  # more tokens than there are
