@@ -48,7 +48,7 @@ BETWEEN_LAYERS = {
     *COARSE_BETWEEN_LAYERS,
     *BASES,
     *("bfloat16 results of products", "float16 sums", "mantissas cut to 7 bits", "TF32 in matrices alone"),
-    *("NVFP4", "MXFP4", "int4 weights in groups", "int8 by tensor", "LLM.int8"),
+    *("NVFP4", "MXFP4", "int4 weights in groups", "int8 by tensor", "int8 affine inputs", "LLM.int8"),
     *("flash attention in bfloat16", "SageAttention", "e5m2 cache", "Q8_0 cache"),
     *("SiLU by a table", "exp of phones", "rsqrt of 12 bits", "subnormals flushed"),
 }
