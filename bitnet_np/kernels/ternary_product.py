@@ -17,7 +17,7 @@ from .processor import cpu_features, instruction_path
 from .tiles import STREAM, STREAMS, TOKENS, WIDE
 from .workspace import aligned
 
-_LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, np.inf)
+_LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, -np.inf)  # none
 _PATH = PATHS[instruction_path()]
 _GROUPS, _TOKENS = _PATH.tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
 _STEPS = ternary_steps.WORD_STEPS if _PATH.pairs else 1 << 31  # of few tokens between two closings of their sums

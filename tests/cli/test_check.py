@@ -94,7 +94,7 @@ JUDGED = [
 @pytest.mark.parametrize(("change", "code", "verdict"), JUDGED)
 def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = save_array(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
-    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--budget", "0"]
     result = run(*arguments, "--json", code=code)
     assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, random_model, random_tokens, seeds
 from recorder import Recorder
 
-from bitnet_np.base.errors import NonFiniteError
+from bitnet_np.base.errors import NonFiniteError, UnsupportedError
 from bitnet_np.engine import network
+from bitnet_np.engine.backend import Wrapped
 from bitnet_np.engine.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.engine.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.bounds import within
@@ -160,3 +161,13 @@ def test_a_gate_runs_beside_the_residual_stream_alone(monkeypatch):
     before = workspace.pool().lent
     forward_full(model, np.zeros((1, 64), int))
     assert lent == [3 * 64 * 512 * 4] * model.config.n_layers  # the stream, gate and up
+
+
+def test_a_backend_of_exact_operations_alone_takes_no_other_dialect():
+    """As a GPU has them."""
+    ops, model = Wrapped(cpu), random_model(1)
+    ops.exact_only = True
+    assert_same_bits(forward_full(model, TOKENS, ops=ops), forward_full(model, TOKENS))
+    for dialect in (BITNET_CPP, LLAMA_CPP):
+        with pytest.raises(UnsupportedError, match=rf"the dialect is {dialect.name}, expected exact on this device"):
+            forward_full(model, TOKENS, dialect=dialect, ops=ops)

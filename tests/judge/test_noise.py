@@ -44,17 +44,35 @@ COARSE_BETWEEN_LAYERS = {
 }
 """Engines whose noise is believed between layers only if it is declared."""
 
+BETWEEN_LAYERS = {
+    *COARSE_BETWEEN_LAYERS,
+    *BASES,
+    *("bfloat16 results of products", "float16 sums", "mantissas cut to 7 bits", "TF32 in matrices alone"),
+    *("NVFP4", "MXFP4", "int4 weights in groups", "int8 by tensor", "int8 affine inputs", "LLM.int8"),
+    *("flash attention in bfloat16", "SageAttention", "e5m2 cache", "Q8_0 cache"),
+    *("SiLU by a table", "exp of phones", "rsqrt of 12 bits", "subnormals flushed"),
+}
+"""Engines of every kind, and the noisiest of each: the search for a format between layers takes seconds for each."""
+
+
+def assert_right(policy, names, is_coarse):
+    """An engine passes, or, where its noise is too coarse to be believed, by what the report says to declare."""
+    points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
+    report = judged(points, names)
+    if is_coarse:
+        assert report.verdict == Verdict.WRONG
+        report = judged(points, names, precision=re.search(r"--precision (noise=2\^-\d)\)", report.reason)[1])
+    assert report.verdict <= Verdict.NARROW, report.reason
+
 
 @pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
 def test_right_engines_pass_whatever_their_format(policy):
-    """By all tensors, and by the outputs of layers; where noise is too coarse to be believed, by what the report says to declare."""
-    points = Dense(MODEL, IDS, **{**TUNED, **UNSEEN}[policy]).run()
-    for names in (None, ("l_out", "result_output")) if "head" not in policy else (None,):  # a head by itself is named by a search
-        report = judged(points, names)
-        if policy in COARSE_BETWEEN_LAYERS if names else policy == "int4 weights, int8 inputs":
-            assert report.verdict == Verdict.WRONG
-            report = judged(points, names, precision=re.search(r"--precision (noise=2\^-\d)\)", report.reason)[1])
-        assert report.verdict <= Verdict.NARROW, report.reason
+    assert_right(policy, None, policy == "int4 weights, int8 inputs")
+
+
+@pytest.mark.parametrize("policy", sorted(BETWEEN_LAYERS))
+def test_right_engines_pass_by_the_outputs_of_layers(policy):
+    assert_right(policy, ("l_out", "result_output"), policy in COARSE_BETWEEN_LAYERS)
 
 
 def test_noise_is_wrong_where_only_what_is_declared_is_right():

@@ -45,7 +45,7 @@ def test_an_honest_call_has_our_bits(shape, seed, length, share, alone):
 def test_a_wrong_row_of_any_tensor_is_found_where_it_is(tensor, prefix):
     dump = continued(MODEL, TOKENS, prefix)
     dump[tensor][-1] *= np.float32(1.01)
-    report = bn.check(MODEL, TOKENS, dump, prefix=prefix)
+    report = bn.check(MODEL, TOKENS, dump, prefix=prefix, budget=0.0)
     assert report.verdict == Verdict.WRONG
     assert str(report.first_wrong.key) == tensor
     assert "the first" in report.notes[0]

@@ -13,11 +13,11 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
-MODEL = random_model(5, family="llama", n_layers=3, vocab=64)
+MODEL = random_model(5, family="llama", n_layers=2, vocab=64)
 IDS = np.random.default_rng(2).permutation(64)[:10]
 GRAPH = {site.key: site for site in sites(MODEL, EXACT)}
 BASE = Variant("ours", MODEL, EXACT)
-ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)]
+ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(2)]
 
 
 def engine_with(mistake, *keys):
@@ -42,10 +42,10 @@ def test_an_engine_without_a_change_has_our_bits():
         ("norm.weight_missing", [Key("ffn_norm", 1)], "at ffn_norm of layer 1: the norm's weight is missing"),
         (
             "attention.last_only",
-            [Key("kqv_out", 2)],
-            "at kqv_out of layer 2: only the last 2 tokens are seen, as in a window, or in a ring of so many slots",
+            [Key("kqv_out", 1)],
+            "at kqv_out of layer 1: only the last 2 tokens are seen, as in a window, or in a ring of so many slots",
         ),
-        ("rope.positions", ROTATED[:3], "at Qcur_rope of every layer: positions are too large by 1"),
+        ("rope.positions", ROTATED[:2], "at Qcur_rope of every layer: positions are too large by 1"),
         ("rope.pairs", ROTATED, "in RoPE: pairs are "),
         ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual, ffn_inp, is applied twice"),
     ],

@@ -51,6 +51,10 @@ class Processor:
         here = {feature for feature, there in llvm.get_host_cpu_features().items() if there}
         return {feature[1:] for feature in self.features.split(",") if feature not in ("", AMD)} <= here
 
+    def is_like_this_one(self) -> bool:
+        """Whether every kernel takes the same way on the processor at hand, where all tests run."""
+        return (self.path, self.is_wide, self.least) == (processor.instruction_path(), emit.is_wide(), ternary_product.LEAST)
+
 
 # Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run them all. The rest
 # differ in products of bytes, and AMD's from Intel's by the kernel that ternary products choose.
@@ -68,16 +72,18 @@ PROCESSORS = {
 
 
 def extremes(types: list[str]) -> dict[str, str]:
-    """Digests of what passes hardly ever meet: every float16, among them the subnormal ones; and the largest sums of both signs."""
+    """Digests of what passes hardly ever meet: every float16, among them the subnormal ones; and the largest sums of both signs, with
+    an infinite scale, too, which `quantize` never gives."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
     widened = cpu.embed(every, np.arange(len(every)))
     widened[np.isnan(widened)] = np.nan
     ones, x = packing.pack(np.ones((70, 512), int), 1.0), {rows: np.ones((rows, 512), np.float32) for rows in (1, 5, 17)}
     results = {"float16": [widened]}
     results["ternary"] = [
-        cpu.ternary_matmul(np.full(x[rows].shape, code, np.int8), x[rows][:, 0], ones.codes, ones.scale, 70)
+        cpu.ternary_matmul(np.full(x[rows].shape, code, np.int8), x[rows][:, 0] * scale, ones.codes, ones.scale, 70)
         for rows in (1, 17)
         for code in (-128, 127)
+        for scale in (np.float32(1), np.float32(np.inf))
     ]
     for kind in BLOCK_TYPES:
         if kind.name in types:
