@@ -1,5 +1,5 @@
-"""Forty more faults that act under a condition only (D01..D40), by another author than conditional_faults.py's: of a call's length, the number
-of tokens, chunks, prefixes, threads, layers, shapes, token ids and tensor types. (The engine knows no batches.)
+"""Forty more faults that act under a condition only (D01..D40), by another author than conditional_faults.py's: of a call's length, the
+number of tokens, chunks, prefixes, threads, layers, shapes, token ids and tensor types. (The engine knows no batches.)
 
 FAULTS: id -> record as in conditional_faults.py, and
   smallest    the true edge as data: (quantity, the smallest value of it with which the run is wrong, other things being as in `on`)
@@ -33,7 +33,8 @@ def lengths(tokens, chunk, prefix):
 
 @fault(
     "D01",
-    "the GEMM behind 'up' takes tiles of 16 rows; in calls of more than one tile, the rows of a last partial tile are read 16 rows too early",
+    "the GEMM behind 'up' takes tiles of 16 rows; in calls of more than one tile, the rows of a last partial tile are read 16 rows "
+    "too early",
     lambda c, t, k, p, n: any(m > 16 and m % 16 for m in lengths(t, k, p)),
     "more than 16 tokens in a call, and no multiple of 16 (17 is wrong; 16 and 32 are right)",
     ("tokens in a call", 17),
@@ -83,7 +84,8 @@ class _(Engine):
 
 @fault(
     "D04",
-    "values are written four rows at a time; the rows left over are written for the first key-value head only, and stay zero for the others",
+    "values are written four rows at a time; the rows left over are written for the first key-value head only, and stay zero for the "
+    "others",
     lambda c, t, k, p, n: c.kv_heads > 1 and any(m % 4 for m in lengths(t, k, p)),
     "a call whose length is no multiple of 4",
     ("tokens in a call", 1),
@@ -99,8 +101,8 @@ class _(Engine):
 
 @fault(
     "D05",
-    "tied heads compute logits 32 rows at a time, and the pointer of the second and later batches is that of the hidden state in front of the "
-    "last norm",
+    "tied heads compute logits 32 rows at a time, and the pointer of the second and later batches is that of the hidden state in "
+    "front of the last norm",
     lambda c, t, k, p, n: c.tied and any(m > 32 for m in lengths(t, k, p)),
     "more than 32 tokens in a call, in models with tied embeddings; rows from the 33rd on",
     ("tokens in a call", 33),
@@ -196,8 +198,8 @@ class _(Engine):
 
 @fault(
     "D11",
-    "the ring of a window is two windows long, and its comparison is off by one once it has gone around: queries from position 2 * window on see "
-    "one key less",
+    "the ring of a window is two windows long, and its comparison is off by one once it has gone around: queries from position 2 * "
+    "window on see one key less",
     lambda c, t, k, p, n: bool(c.window) and len(t) > 2 * c.window,
     "more tokens than two windows (48 of mistral: 49 is wrong)",
     ("tokens in the sequence", 49),
@@ -245,7 +247,8 @@ def last_rows_differ(t, k, p):  # of a call and the call two before
 
 @fault(
     "D13",
-    "two buffers of embeddings are used in turn, and the copy of the last row may come late: from the third call on it is that of two calls before",
+    "two buffers of embeddings are used in turn, and the copy of the last row may come late: from the third call on it is that of two "
+    "calls before",
     lambda c, t, k, p, n: last_rows_differ(t, k, p),
     "the third call, a prefix's included (if the last tokens of the two calls differ)",
     ("calls", 3),
@@ -267,8 +270,8 @@ class _(Engine):
 
 @fault(
     "D14",
-    "the mask of a later call is placed by the length of a whole chunk: in a call shorter than the chunk, queries miss as many of the newest keys "
-    "as the call is short",
+    "the mask of a later call is placed by the length of a whole chunk: in a call shorter than the chunk, queries miss as many of the "
+    "newest keys as the call is short",
     lambda c, t, k, p, n: bool(k) and any(a > 0 and b - a < k for a, b in calls(t, k, p)),
     "a call that is not the first and is shorter than the chunk",
     ("tokens that a later call is shorter than the chunk", 1),
@@ -283,7 +286,8 @@ class _(Engine):
 
 @fault(
     "D15",
-    "a later call that begins on a page's border (32 tokens) takes the new page one step late: its first key goes nowhere and reads as zeros",
+    "a later call that begins on a page's border (32 tokens) takes the new page one step late: its first key goes nowhere and reads "
+    "as zeros",
     lambda c, t, k, p, n: any(a > 0 and a % 32 == 0 for a, _ in calls(t, k, p)),
     "a call that begins at 32, 64, ... (chunks of 16 and 32 do, 20 do not before 160)",
     ("first position of a later call", 32),
@@ -359,7 +363,8 @@ class _(Engine):
 
 @fault(
     "D19",
-    "a prefix of more than 24 tokens is moved to a slower pool, and the key of its first token is lost on the way, in all layers but the first",
+    "a prefix of more than 24 tokens is moved to a slower pool, and the key of its first token is lost on the way, in all layers but "
+    "the first",
     lambda c, t, k, p, n: p > 24 and c.n_layers > 1,
     "a prefix of more than 24 tokens (25 is wrong)",
     ("tokens in the prefix", 25),
@@ -503,8 +508,8 @@ class _(Engine):
 @fault(
     "D27",
     "the product of queries and keys takes 16 numbers at a time and drops what is left over",
-    lambda c, t, k, p, n: c.head_dim % 16 > 0,
-    "heads whose width is no multiple of 16 (20 and 24 are wrong, 16 and 32 right)",
+    lambda c, t, k, p, n: c.head_dim % 16 > 0 and len(t) > 1,
+    "heads whose width is no multiple of 16 (20 and 24 are wrong, 16 and 32 right), from two tokens on",
     ("width of a head", 1),
     ("llama_wide", 8, None, 0, 1),
     ("llama_mha", 8, None, 0, 1),
@@ -547,7 +552,8 @@ class _(Engine):
 
 @fault(
     "D30",
-    "key-value heads are looked up by the bits of the query head, masked for the largest power of two: of 5 heads, head 4 reads head 0's keys",
+    "key-value heads are looked up by the bits of the query head, masked for the largest power of two: of 5 heads, head 4 reads head "
+    "0's keys",
     lambda c, t, k, p, n: c.heads & (c.heads - 1) > 0,
     "a number of heads that is no power of two",
     ("heads", 3),
@@ -579,8 +585,8 @@ class _(Engine):
 
 @fault(
     "D32",
-    "the number of a layer has two bits in the table of norms: from layer 4 on, the norm in front of the feed-forward has the weights of 4 layers "
-    "before",
+    "the number of a layer has two bits in the table of norms: from layer 4 on, the norm in front of the feed-forward has the weights "
+    "of 4 layers before",
     lambda c, t, k, p, n: c.n_layers > 4 and "blk.0.ffn_norm.weight" in c.types,
     "layers from number 4 on (counted from 0): models of 5 layers and more",
     ("layers", 5),
@@ -680,8 +686,8 @@ class _(Engine):
 
 @fault(
     "D38",
-    "rows of a Q8_0 matrix are read by pairs of blocks with the first pair's scales: from the third block of a row on, the scale is that of two "
-    "blocks before",
+    "rows of a Q8_0 matrix are read by pairs of blocks with the first pair's scales: from the third block of a row on, the scale is "
+    "that of two blocks before",
     lambda c, t, k, p, n: has_type(c, "Q8_0", 65),
     "Q8_0 tensors with rows of more than 64 numbers",
     ("numbers in a row of a Q8_0 tensor", 96),
@@ -699,7 +705,8 @@ class _(Engine):
 
 @fault(
     "D39",
-    "calls of eight tokens and more multiply by Q4_0 matrices packed eight rows at a time, and the last two outputs of each eight are exchanged",
+    "calls of eight tokens and more multiply by Q4_0 matrices packed eight rows at a time, and the last two outputs of each eight are "
+    "exchanged",
     lambda c, t, k, p, n: has_type(c, "Q4_0") and any(m > 7 for m in lengths(t, k, p)),
     "eight tokens in a call, and matrices of type Q4_0",
     ("tokens in a call", 8),

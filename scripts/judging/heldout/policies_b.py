@@ -78,8 +78,10 @@ def in_layers(name):
 
 @policy(
     "T01",
-    "all tensors and weights float16; products, norms, RoPE and softmax in float32 inside a kernel; the sigmoid of SiLU and its product half",
-    "MLX with a float16 model on Metal (steel GEMM, fast.rms_norm, fast.rope, fast.scaled_dot_product_attention; nn.silu in the input's type)",
+    "all tensors and weights float16; products, norms, RoPE and softmax in float32 inside a kernel; the sigmoid of SiLU and its "
+    "product half",
+    "MLX with a float16 model on Metal (steel GEMM, fast.rms_norm, fast.rope, fast.scaled_dot_product_attention; nn.silu in the "
+    "input's type)",
 )
 class Mlx(Num):
     def weight(self, w, name):
@@ -115,7 +117,8 @@ class Mlx(Num):
 
 @policy(
     "T02",
-    "bfloat16 products cut into 4 parts along their inputs; each part's sum is written to the workspace as bfloat16, and the parts are added in order",
+    "bfloat16 products cut into 4 parts along their inputs; each part's sum is written to the workspace as bfloat16, and the parts "
+    "are added in order",
     "split-K GEMMs with the output's type in the workspace (cuBLAS reduced-precision reductions, allow_bf16_reduced_precision_reduction)",
 )
 class SplitK(Num):
@@ -135,8 +138,8 @@ class SplitK(Num):
 
 @policy(
     "T03",
-    "the layers' products in FP8 E4M3: weights with a float32 scale for each square block (32 x 32), activations with one for each token and 32 "
-    "numbers; sums go into float32 registers after each block; outputs bfloat16",
+    "the layers' products in FP8 E4M3: weights with a float32 scale for each square block (32 x 32), activations with one for each "
+    "token and 32 numbers; sums go into float32 registers after each block; outputs bfloat16",
     "DeepGEMM, block-scaled FP8 as in DeepSeek-V3 (there 128 x 128 and 1 x 128), vLLM and SGLang",
 )
 class BlockFp8(Num):
@@ -166,8 +169,8 @@ class BlockFp8(Num):
 
 @policy(
     "T04",
-    "activations as asymmetric int8 with a scale and zero point for each token, weights int8 with a scale for each row, exact integer sums less "
-    "zero point times the row's sum; all else float32",
+    "activations as asymmetric int8 with a scale and zero point for each token, weights int8 with a scale for each row, exact integer "
+    "sums less zero point times the row's sum; all else float32",
     "XNNPACK qd8-f32-qc8w in ExecuTorch and LiteRT (dynamic quantisation)",
 )
 class Qd8(Num):
@@ -207,8 +210,8 @@ class Bfmmla(Num):
 
 @policy(
     "T06",
-    "fast functions: 2^x of x times log2 e, reciprocal for division, tanh with 11 bits, sine and cosine with an absolute error of 2^-21 behind a "
-    "float32 range reduction, denormal numbers become zero; sums over 32 lanes and then a tree",
+    "fast functions: 2^x of x times log2 e, reciprocal for division, tanh with 11 bits, sine and cosine with an absolute error of "
+    "2^-21 behind a float32 range reduction, denormal numbers become zero; sums over 32 lanes and then a tree",
     "CUDA with --use_fast_math (ex2.approx.ftz, rcp.approx, tanh.approx.f32, sin.approx)",
 )
 class FastMath(Num):
@@ -282,8 +285,8 @@ class HalfHead(Num):
 
 @policy(
     "T09",
-    "keys in the cache are turned by a Hadamard matrix and stored as 6-bit codes with a float16 scale for each 16 numbers, values as 8-bit codes; "
-    "queries are turned as well (here the keys are turned back instead, which gives the same products)",
+    "keys in the cache are turned by a Hadamard matrix and stored as 6-bit codes with a float16 scale for each 16 numbers, values as "
+    "8-bit codes; queries are turned as well (here the keys are turned back instead, which gives the same products)",
     "ik_llama.cpp with -khad -ctk q6_0 -ctv q8_0 (there blocks of 32)",
 )
 class HadamardCache(Num):
@@ -304,8 +307,8 @@ class HadamardCache(Num):
 
 @policy(
     "T10",
-    "attention over chunks of 16 keys whose state lies in bfloat16 buffers between chunks: scores, maximum, sum, output and rescaling factors are "
-    "rounded each time; products inside a chunk have float32 sums",
+    "attention over chunks of 16 keys whose state lies in bfloat16 buffers between chunks: scores, maximum, sum, output and rescaling "
+    "factors are rounded each time; products inside a chunk have float32 sums",
     "Tenstorrent TT-Metal SDPA (bfloat16 circular buffers, float32 destination registers)",
 )
 class ChunkedState(Num):
@@ -362,8 +365,8 @@ class Strassen(Num):
 
 @policy(
     "T12",
-    "one scale for a whole tensor: activations as uint8 with a zero point for all tokens of a call, weights int8 with one scale for a matrix; "
-    "integer sums, all else float32",
+    "one scale for a whole tensor: activations as uint8 with a zero point for all tokens of a call, weights int8 with one scale for a "
+    "matrix; integer sums, all else float32",
     "ONNX Runtime quantize_dynamic (DynamicQuantizeLinear and MatMulInteger, per_channel=False)",
 )
 class WholeTensor(Num):
@@ -380,7 +383,8 @@ class WholeTensor(Num):
 
 @policy(
     "T13",
-    "bfloat16 by cutting off the low half of a float32: all stored tensors, the cache and the probabilities of attention are rounded toward zero",
+    "bfloat16 by cutting off the low half of a float32: all stored tensors, the cache and the probabilities of attention are rounded "
+    "toward zero",
     "Triton's float32 to bfloat16 conversion on AMD GPUs before gfx950, and NPUs that truncate",
 )
 class Cut(Num):
@@ -399,8 +403,8 @@ class Cut(Num):
 
 @policy(
     "T14",
-    "bfloat16 weights, inputs of products and residual stream; what a kernel's epilogue does (bias, gate, RoPE) sees float32 sums, so gate, up, "
-    "queries and branches are never rounded",
+    "bfloat16 weights, inputs of products and residual stream; what a kernel's epilogue does (bias, gate, RoPE) sees float32 sums, so "
+    "gate, up, queries and branches are never rounded",
     "TensorRT-LLM and FlashInfer with fused epilogues (gated activation in the GEMM, fused add and RMSNorm), bfloat16",
 )
 class Epilogue(Num):
@@ -422,8 +426,8 @@ class Epilogue(Num):
 
 @policy(
     "T15",
-    "MXFP8 products in the layers: E4M3 numbers in blocks of 32 whose scale is a power of two (the exponent of the largest number less 8, so that "
-    "the largest may saturate), of weights and activations; head bfloat16",
+    "MXFP8 products in the layers: E4M3 numbers in blocks of 32 whose scale is a power of two (the exponent of the largest number "
+    "less 8, so that the largest may saturate), of weights and activations; head bfloat16",
     "Blackwell and MI350 (OCP microscaling, block-scaled MMA), torchao and TensorRT-LLM",
 )
 class MxFp8(Num):

@@ -1,5 +1,5 @@
-"""Forty more faults that act always (U01..U40), by a third author, each ported from a public report on an inference engine, kernel, loader or
-converter that is in neither public_faults.py nor public_faults_b.py. Sizes of tiles, blocks and ranks are scaled down to the tiny models.
+"""Forty more faults that act always (U01..U40), by a third author, each ported from a public report on an inference engine, kernel, loader
+or converter that is in neither public_faults.py nor public_faults_b.py. Sizes of tiles, blocks and ranks are scaled down to the models.
 
 FAULTS: id -> record as in public_faults.py, and `reach`, of SUBTLE (few elements, few positions or small numbers), ALIKE (in all layers,
 heads and positions that have the operation) and LOCAL (to a layer, head, chunk, matrix or range of positions).
@@ -75,7 +75,8 @@ class _(Engine):
 
 @fault(
     "U03", "norms", ALIKE, "olmo2", "olmo2",
-    "tensor parallelism over 2 ranks: the norm over the whole projection of queries and keys takes its mean square from the rank's own half",
+    "tensor parallelism over 2 ranks: the norm over the whole projection of queries and keys takes its mean square from the rank's "
+    "own half",
     "ml-explore/mlx-lm/pull/898",
 )  # fmt: skip
 class _(Engine):
@@ -89,8 +90,8 @@ class _(Engine):
 
 @fault(
     "U04", "norms", LOCAL, "llama", "llama",
-    "the fused all-reduce and RMSNorm adds a residual; in front of the first norm there is none, and it gets uninitialised memory (zeros in the "
-    "first call, the last hidden state of the call before in later ones)",
+    "the fused all-reduce and RMSNorm adds a residual; in front of the first norm there is none, and it gets uninitialised memory "
+    "(zeros in the first call, the last hidden state of the call before in later ones)",
     "vllm-project/vllm/pull/41972",
     chunk=20,
 )  # fmt: skip
@@ -136,8 +137,8 @@ class _(Engine):
 
 @fault(
     "U07", "attention", ALIKE, "llama", "all",
-    "split-KV attention (16 keys a split): the log-sum-exp of a split has its maximum multiplied by the softmax scale once more, so the splits "
-    "are combined with wrong weights",
+    "split-KV attention (16 keys a split): the log-sum-exp of a split has its maximum multiplied by the softmax scale once more, so "
+    "the splits are combined with wrong weights",
     "HKUSTDial/flash-sparse-attention/pull/106",
 )  # fmt: skip
 class _(Engine):
@@ -160,7 +161,8 @@ class _(Engine):
 
 @fault(
     "U08", "attention", ALIKE, "llama", "all",
-    "the vector kernel (calls of at most 8 queries) takes keys in blocks of 32 without a bound: rows behind the last key (zeros) count as keys",
+    "the vector kernel (calls of at most 8 queries) takes keys in blocks of 32 without a bound: rows behind the last key (zeros) "
+    "count as keys",
     "pytorch/pytorch/pull/169222",
     chunk=5,
 )  # fmt: skip
@@ -172,7 +174,8 @@ class _(Engine):
 
 @fault(
     "U09", "attention", LOCAL, "llama_g3", "grouped queries",
-    "query heads are cut into tiles (here 2) that may cross a group's border; the whole tile takes the key-value head of its first query head",
+    "query heads are cut into tiles (here 2) that may cross a group's border; the whole tile takes the key-value head of its first "
+    "query head",
     "FlashML-org/FreeToken/pull/177",
 )  # fmt: skip
 class _(Engine):
@@ -182,8 +185,8 @@ class _(Engine):
 
 @fault(
     "U10", "attention", LOCAL, "llama_h8", "grouped queries",
-    "block i works on query head (i % group) * group + i / group, right only if the group is as large as the number of key-value heads: some "
-    "heads are computed twice, others never (their outputs stay zero)",
+    "block i works on query head (i % group) * group + i / group, right only if the group is as large as the number of key-value "
+    "heads: some heads are computed twice, others never (their outputs stay zero)",
     "HazyResearch/HipKittens/pull/22",
 )  # fmt: skip
 class _(Engine):
@@ -194,7 +197,7 @@ class _(Engine):
 
 
 @fault(
-    "U11", "attention", ALIKE, "gemma2", "gemma2",
+    "U11", "attention", SUBTLE, "gemma2", "gemma2",
     "scores are scaled by (width / heads)^-1/2 instead of by the head width's: 1/4 instead of 24^-1/2",
     "ggml-org/llama.cpp/pull/13951",
 )  # fmt: skip
@@ -235,8 +238,8 @@ class _(Engine):
 
 @fault(
     "U14", "attention", LOCAL, "gemma3", "models with windows",
-    "local layers keep a ring of 2 windows, and a chunk of 2 windows fills all of it: the first queries of a later chunk have lost the keys of "
-    "the chunk before that are in their window",
+    "local layers keep a ring of 2 windows, and a chunk of 2 windows fills all of it: the first queries of a later chunk have lost "
+    "the keys of the chunk before that are in their window",
     "pytorch/executorch/pull/20346",
     tokens=80, chunk=32,
 )  # fmt: skip
@@ -248,8 +251,8 @@ class _(Engine):
 
 @fault(
     "U15", "attention", SUBTLE, "qwen2", "paged cache",
-    "one copy brings in two blocks of the cache (of 8 tokens), the lower address first: where the later tokens lie lower (here 24..31 below "
-    "16..23), the keys and values of the two blocks are exchanged under the mask",
+    "one copy brings in two blocks of the cache (of 8 tokens), the lower address first: where the later tokens lie lower (here 24..31 "
+    "below 16..23), the keys and values of the two blocks are exchanged under the mask",
     "vllm-project/vllm-ascend/pull/14040",
 )  # fmt: skip
 class _(Engine):
@@ -261,8 +264,8 @@ class _(Engine):
 
 @fault(
     "U16", "attention", LOCAL, "llama", "all",
-    "filling the cache is split over 4 cores by blocks of 8 tokens of a head; a core whose run goes on into the next head steps around in the "
-    "head where it began: it overwrites that head's first blocks, and the next head's first blocks stay zero",
+    "filling the cache is split over 4 cores by blocks of 8 tokens of a head; a core whose run goes on into the next head steps "
+    "around in the head where it began: it overwrites that head's first blocks, and the next head's first blocks stay zero",
     "tenstorrent/tt-metal/issues/54413",
 )  # fmt: skip
 class _(Engine):
@@ -281,9 +284,9 @@ class _(Engine):
 
 
 @fault(
-    "U17", "attention", ALIKE, "llama", "all",
-    "the softmax takes its exponentials from Schraudolph's bit trick (2^fraction as a straight line, errors of some percent); meant for the "
-    "rescaling factors, it is used for all scores",
+    "U17", "attention", SUBTLE, "llama", "all",
+    "the softmax takes its exponentials from Schraudolph's bit trick (2^fraction as a straight line, errors of some percent); meant "
+    "for the rescaling factors, it is used for all scores",
     "tenstorrent/tt-metal/issues/13866",
 )  # fmt: skip
 class _(Engine):
@@ -299,7 +302,8 @@ class _(Engine):
 
 @fault(
     "U18", "rope", SUBTLE, "llama_theta", "llama",
-    "casting the model to float16 casts the buffer of RoPE's inverse frequencies as well; angles are computed in float32 from the rounded ones",
+    "casting the model to float16 casts the buffer of RoPE's inverse frequencies as well; angles are computed in float32 from the "
+    "rounded ones",
     "huggingface/transformers/issues/25681",
     tokens=200,
 )  # fmt: skip
@@ -380,7 +384,8 @@ class _(Engine):
 
 @fault(
     "U25", "ffn", ALIKE, "llama", "llama with biases",
-    "a Llama with biases is loaded as a Qwen2, which has biases of q, k and v only: those of the attention output, gate, up and down are dropped",
+    "a Llama with biases is loaded as a Qwen2, which has biases of q, k and v only: those of the attention output, gate, up and down "
+    "are dropped",
     "mlc-ai/mlc-llm/pull/3494",
 )  # fmt: skip
 class _(Engine):
@@ -390,8 +395,8 @@ class _(Engine):
 
 @fault(
     "U26", "tensor parallel", ALIKE, "phi3", "fused gate and up",
-    "the fused matrix [gate; up] is cut for 2 ranks in one contiguous piece each, and each rank takes its piece for [its gate; its up]: rank 0 "
-    "has all of gate, rank 1 all of up",
+    "the fused matrix [gate; up] is cut for 2 ranks in one contiguous piece each, and each rank takes its piece for [its gate; its "
+    "up]: rank 0 has all of gate, rank 1 all of up",
     "tenstorrent/tt-metal/pull/52818",
 )  # fmt: skip
 class _(Engine):
@@ -405,8 +410,8 @@ class _(Engine):
 
 @fault(
     "U27", "tensor parallel", ALIKE, "qwen2moe", "qwen2moe",
-    "data-parallel attention over 2 ranks: the shared expert's down projection is a partial sum over a rank's half of its inputs, and nobody "
-    "adds the other half (the first half of the tokens has rank 0's, the rest rank 1's)",
+    "data-parallel attention over 2 ranks: the shared expert's down projection is a partial sum over a rank's half of its inputs, and "
+    "nobody adds the other half (the first half of the tokens has rank 0's, the rest rank 1's)",
     "vllm-project/tpu-inference/pull/3435",
 )  # fmt: skip
 class _(Engine):
@@ -525,7 +530,8 @@ class _(Engine):
 
 @fault(
     "U33", "block formats", LOCAL, "llama", "int8 cache",
-    "a stored prefix keeps the int8 codes of keys and values but not their scales: they are read with the scales of another block of 16 tokens",
+    "a stored prefix keeps the int8 codes of keys and values but not their scales: they are read with the scales of another block of "
+    "16 tokens",
     "kekzl/imp/pull/1189",
     tokens=56, prefix=32,
 )  # fmt: skip
@@ -548,8 +554,8 @@ class _(Engine):
 
 @fault(
     "U34", "block formats", ALIKE, "llama_mxfp4", "MXFP4 activations",
-    "activations as MXFP4: the exponent of a block's scale is taken from largest / 6 instead of from the largest less 2, for many blocks one too "
-    "small, and the largest numbers saturate at 6",
+    "activations as MXFP4: the exponent of a block's scale is taken from largest / 6 instead of from the largest less 2, for many "
+    "blocks one too small, and the largest numbers saturate at 6",
     "vllm-project/vllm/pull/43557",
 )  # fmt: skip
 class _(Engine):
@@ -567,8 +573,8 @@ class _(Engine):
 
 @fault(
     "U35", "block formats", SUBTLE, "llama_wide", "matrices",
-    "the kernel for single rows starts N / tile groups of outputs, rounded down (here tiles of 8): the outputs behind the last whole tile are "
-    "never computed and stay zero",
+    "the kernel for single rows starts N / tile groups of outputs, rounded down (here tiles of 8): the outputs behind the last whole "
+    "tile are never computed and stay zero",
     "ml-explore/mlx/issues/4250",
     tokens=24, chunk=1,
 )  # fmt: skip
@@ -585,8 +591,8 @@ class _(Engine):
 
 @fault(
     "U36", "tensor parallel", LOCAL, "llama", "grouped queries",
-    "a prefix is sent from 4 prefill ranks, which hold each of the 2 key-value heads twice, to a decoder that counts 4 heads: rank 1's copy of "
-    "head 0 is written as head 1, and ranks 2 and 3 write outside",
+    "a prefix is sent from 4 prefill ranks, which hold each of the 2 key-value heads twice, to a decoder that counts 4 heads: rank "
+    "1's copy of head 0 is written as head 1, and ranks 2 and 3 write outside",
     "sgl-project/sglang/pull/19086",
     tokens=44, prefix=20,
 )  # fmt: skip
@@ -598,7 +604,7 @@ class _(Engine):
 
 
 @fault(
-    "U37", "head", LOCAL, "qwen2", "tied heads",
+    "U37", "head", SUBTLE, "qwen2", "tied heads",
     "a tied head has no weights to load, and its bias is skipped with them: logits are computed without the bias",
     "vllm-project/vllm/pull/46835",
 )  # fmt: skip
