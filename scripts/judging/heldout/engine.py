@@ -434,13 +434,17 @@ class Engine:
 
 
 def faults():
-    """All faults of both files, by id: records with `engine`, a subclass of Engine."""
+    """The faults of all files, by id: records with `engine`, a subclass of Engine."""
     sys.path.insert(0, HERE)
     sys.modules.setdefault("engine", sys.modules[__name__])
     import conditional_faults
+    import conditional_faults_b
     import public_faults
+    import public_faults_b
+    import public_faults_c
 
-    return {**conditional_faults.FAULTS, **public_faults.FAULTS}
+    sets = conditional_faults, conditional_faults_b, public_faults, public_faults_b, public_faults_c
+    return {id: case for module in sets for id, case in module.FAULTS.items()}
 
 
 def policy_of(policy):
@@ -449,8 +453,9 @@ def policy_of(policy):
     sys.path.insert(0, HERE)
     sys.modules.setdefault("engine", sys.modules[__name__])
     import policies
+    import policies_b
 
-    return policies.POLICIES[policy].make()
+    return (policies.POLICIES | policies_b.POLICIES)[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):

@@ -1,4 +1,4 @@
-"""Prints the verdict on each case of a set, and its reason: `python judge.py policies|public_faults|public_faults_b whole|layers|logits`.
+"""Prints the verdict on each case of a set, and its reason: `python judge.py policies|policies_b|public_faults|... whole|layers|logits`.
 
 No search for causes runs with --budget 0. A right engine must pass; a mistake must be WRONG, and the reason should be its cause.
 """
@@ -14,13 +14,13 @@ import bitnet_np as bn
 FORMS = {"whole": "", "layers": ("l_out", "result_output"), "logits": "result_output"}
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("set", choices=("policies", "public_faults", "public_faults_b"))
+parser.add_argument("set", choices=("policies", "policies_b", "public_faults", "public_faults_b", "public_faults_c"))
 parser.add_argument("form", choices=FORMS)
 parser.add_argument("--budget", type=float, default=15.0, help="seconds of each search for causes (default %(default)s)")
 options = parser.parse_args()
 
 module = importlib.import_module(options.set)
-is_right = options.set == "policies"
+is_right = options.set.startswith("policies")
 passed = 0
 cases = module.POLICIES if is_right else module.FAULTS
 for name, case in cases.items():
@@ -28,7 +28,7 @@ for name, case in cases.items():
     model = bn.load(path)
     tokens = np.random.default_rng(7).integers(1, model.config.vocab, 40 if is_right else case.tokens)
     if is_right:
-        dump = engine.run(path, tokens, policy=name)
+        dump = engine.run(path, tokens, policy=case.make())
     else:
         dump = case.engine(path, None, case.threads).run(tokens, case.chunk, case.prefix)
     kept = {label: x for label, x in dump.items() if label.startswith(FORMS[options.form])}

@@ -51,6 +51,8 @@ MODELS = {
     "llama_eps": dict(seed=52, family="llama", tied=False, eps=0.05, **S),
     "llama_theta": dict(seed=53, family="llama", tied=False, rope_base=500000.0, **S),
     "gemma3_lin": dict(seed=54, family="gemma3", tied=True, rope_scaling=8.0, **{**S, "head_dim": 24, "n_layers": 7, "window": 16, "ffn": 64}),
+    "llama_g3": dict(seed=55, family="llama", tied=False, **{**S, "heads": 6, "kv_heads": 2}),
+    "llama_h8": dict(seed=56, family="llama", tied=False, **{**S, "heads": 8, "kv_heads": 4, "head_dim": 8}),
     "llama_tq2": dict(seed=50, family="llama", tied=False, weights="TQ2_0", table="Q8_0", **K),
 }
 
