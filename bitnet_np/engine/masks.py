@@ -242,7 +242,8 @@ def check_causal(mask: NDArray, past: NDArray[np.int64]) -> None:
     """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is past [1 or B] plus its row."""
     position = past[:, None] + np.arange(mask.shape[2])  # [1 or B, q]
     future = as_bool(mask)[:, 0] & (np.arange(mask.shape[3]) > position[:, :, None])
-    for b, i, j in np.argwhere(future)[:1]:
+    if future.any():
+        b, i, j = np.argwhere(future)[0]
         query = position[b if len(past) > 1 else 0, i]
         raise MaskError(
             f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] lets the query at position {query} see the key at position {j}, which is later"
@@ -258,7 +259,8 @@ def _check_additive(array: NDArray) -> None:
         (array == np.inf, "a number, or -inf where a key is hidden"),
         ((array <= lowest) & (array > -np.inf), "-inf: a finite number hides nothing from a row that sees nothing else"),
     ):
-        for index in np.argwhere(wrong)[:1]:
+        if wrong.any():
+            index = np.argwhere(wrong)[0]
             raise MaskError(f"mask{index.tolist()} is {array[tuple(index)]}, expected {expected}")
     if ((array == 0) | (array == 1)).all() and (array == 1).any():
         raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: added to scores, ones hide nothing; use bool")
@@ -321,7 +323,8 @@ def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
     sizes = array_of(name, values, MaskError)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
         raise MaskError(f"{name} has shape {sizes.shape} and dtype {sizes.dtype}, expected integers, one for each sequence")
-    for b in np.flatnonzero((sizes < 0) | (sizes > LARGEST))[:1]:
+    if (wrong := (sizes < 0) | (sizes > LARGEST)).any():
+        b = wrong.argmax()
         raise MaskError(f"{name}[{b}] is {sizes[b]}, expected 0 to {LARGEST}")
     return sizes.astype(np.int64)
 

@@ -70,7 +70,8 @@ def forward_batch(
         starts = integers("start", np.atleast_1d(array_of("start", start)), 1)
         if starts.shape not in ((1,), positions.shape):
             raise ShapeError(f"start has shape {starts.shape}, expected one position, or {len(positions)}: one for each sequence")
-        for i in np.flatnonzero(starts != positions)[:1]:
+        if (wrong := starts != positions).any():
+            i = wrong.argmax()
             stated = np.broadcast_to(starts, positions.shape)[i]
             raise OptionError(f"start of sequence {i} is {stated}, expected {positions[i]}: the positions its slot holds")
     if cache is None:
@@ -135,7 +136,7 @@ class Continuation:
 
     @classmethod
     def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
-        """A request, checked; numbers: random numbers to sample with instead of its own.
+        """A request, checked; numbers: random numbers to sample with, in place of those from its seed.
 
         Raises what `Batch.submit` does, except for ids and slots.
         """
