@@ -33,6 +33,7 @@ from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
 from .network import Floats, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers, run_output
 from .pooling import pool
+from .repeats import Repeats
 from .tokens import Rows, Tokens, check_context, check_tokens
 
 PARALLEL_THRESHOLD = 16
@@ -121,7 +122,7 @@ def forward_layer(
 
     def write(start: NDArray[np.int64]) -> Floats:
         rows = Rows.of(model.config, tokens, slots, start)
-        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark)
+        attend = _over_cache(runtime, cache, rows, attention)
         out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
         return _layer_output(runtime, layer, out).reshape(shape)
 
@@ -330,7 +331,15 @@ def whole_rows(runtime: Runtime, tokens: Tokens, attention: Attention | None = N
     rows = Rows.of(c, tokens, np.arange(batch), np.zeros(batch, np.int64))
     storage = runtime.ops.storage()
     keys, values = storage.zeros((1, *tokens.ids.shape, c.kv_heads, c.head_dim), np.float32)
-    return rows, Attend(storage, keys, values, runtime.ops.resident(rows), attention or runtime.attention)
+    resident = runtime.ops.resident(rows)
+    return rows, Attend(storage, keys, values, resident, attention or runtime.attention, masked=attention is not None)
+
+
+def _over_cache(runtime: Runtime, cache: KVCache, rows: Rows, attention: Attention | None, repeats: Repeats | None = None) -> Attend:
+    """Attention of new rows over a cache, by the causal rule or by another."""
+    ops, masked = runtime.ops, attention is not None
+    attention = attention or runtime.attention
+    return Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention, ops.mark, repeats, masked)
 
 
 def run_cached(
@@ -393,7 +402,7 @@ def _continued(
     rows = Rows.of(runtime.model.config, tokens, slots, start)
     alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
     repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
-    attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+    attend = _over_cache(runtime, cache, rows, attention, repeats)
     h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
     if not with_logits:
         return np.empty((0, runtime.model.config.vocab), np.float32)
