@@ -30,7 +30,7 @@ Part = slice | NDArray[np.int64]
 ALL = slice(None)
 
 
-def some(array: Array, part: Part) -> Array:
+def rows_of(array: Array, part: Part) -> Array:
     """These rows of an array; the array itself for all of them, also on a device."""
     return array if part is ALL else array[part]
 
@@ -51,7 +51,7 @@ class Attend:
     def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
         """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
         keys, values = (array[layer % len(array)] for array in (self.keys, self.values))
-        slot, position = some(self.rows.slot, part), some(self.rows.position, part)
+        slot, position = rows_of(self.rows.slot, part), rows_of(self.rows.position, part)
         if k is not None:
             self.storage.write(layer, keys, values, slot, position, k, v)
             self.mark("kv_write", len(k))

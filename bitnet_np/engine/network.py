@@ -24,7 +24,7 @@ from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
 from .backend import Array, Backend, check_backend
-from .cache import ALL, Attend, Part, some
+from .cache import ALL, Attend, Part, rows_of
 from .dialects import EXACT, Dialect
 from .repeats import Repeats
 from .tokens import Rows
@@ -371,7 +371,7 @@ def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool
         heads[name] = step.rms_norm(f"{name}_normed", "", heads[name], gain)[1]
     if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
-        turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
+        turn = [rows_of(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
         for name in gains:
             heads[name] = step.note(f"{name}_rope", rope(heads[name], *turn))
     rounding = {"Qcur": dialect.rounded, "Kcur": dialect.cached, "Vcur": dialect.cached}

@@ -166,7 +166,7 @@ class Batch:
     """Generates `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. After an exception in `step` a batch is
+    chosen from. dtype: of the KV cache; float16 changes logits, but never with the other sequences. After an exception in `step` a batch is
     of no further use.
 
     Raises what KVCache does for slots, capacity and dtype.

@@ -8,6 +8,7 @@ import hf_models
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn, rewrite
+from fuzzing.gguf_bytes import Document
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
@@ -18,7 +19,6 @@ from bitnet_np.files.load import load
 from bitnet_np.gpu.device import place
 from bitnet_np.model.checks import check_model
 from bitnet_np.model.records import Linear
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from family_models import assert_refused, drawn
+from fuzzing.gguf_bytes import Document
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, open_model
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]

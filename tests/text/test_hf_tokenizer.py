@@ -7,6 +7,7 @@ from pathlib import Path
 import hf_models
 import numpy as np
 import pytest
+from benchmarks.released import CHAT_TEMPLATE
 from hf_models import bitnet_folder
 from tokenizer_files import changed, from_json
 from tokenizer_models import CONFIG, OURS, SPECIAL, TOLD
@@ -15,7 +16,6 @@ from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
-from bitnet_np.testing.released import CHAT_TEMPLATE
 from bitnet_np.text.byte_level import PRE_TOKENIZERS
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ...base.errors import shortened
 from ...model.records import Config
+from ..labels import MODULES, meanings, split_step
 from ..points import LAYER_NAMES, MODEL_NAMES, Key
-from .labels import MODULES, meanings, split_step
 
 _AROUND = {"blk", "block", "blocks", "decoder", "h", "l", "layer", "layers", "model", "transformer"}
 """Words that a label may have around its name."""

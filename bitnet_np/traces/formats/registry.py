@@ -132,10 +132,12 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
 
 def _format_of(path: Path, format: str | None, shape: tuple[int, ...] | None) -> str:
     """The format that is given, or the file's. Raises OptionError for a name that is none."""
+    if format is None:
+        return detect(path, shape)
     check_file(path)
-    if format is not None and not (isinstance(format, str) and format in FORMATS):
+    if not (isinstance(format, str) and format in FORMATS):
         raise OptionError(f"{path}: format is {shown(format)}, expected one of {', '.join(FORMATS)}")
-    return format or detect(path, shape)
+    return format
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:

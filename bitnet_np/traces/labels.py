@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...base.errors import FileFormatError, shown
-from ...files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
-from ...model.families import FAMILIES
-from ...model.records import Config
-from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, TOP_EXPERTS, Key, gradient_key, key_of
+from ..base.errors import FileFormatError, shown
+from ..files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
+from ..model.families import FAMILIES
+from ..model.records import Config
+from .points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, TOP_EXPERTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
