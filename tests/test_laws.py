@@ -279,7 +279,8 @@ IN_A_CONTRACT = {
 
 NOT_PLANTED = {
     "refuses what cannot be, or names the flaw": """
-        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache.KVCache._check_idle engine.cache._written_to
+        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache._written_to
+        engine.cache.KVCache._check_idle engine.cache.KVCache._check_room
         engine.mask_checks._check_additive engine.mask_checks.check_causal engine.forward_pass.check_cache
         engine.forward_pass._check_maskable engine.tokens.check_context model.packing._check_i2_s model.records._check_*
     """,
