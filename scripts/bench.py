@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numba
 from benchmarks import forwards, gradients, llama_bench, memory, models, neighbours, operations, peaks, peers, processes, report
+from benchmarks.released import TINY
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
@@ -23,7 +24,6 @@ from bitnet_np import Error, Model, load
 from bitnet_np.base.errors import OptionError
 from bitnet_np.engine import machine
 from bitnet_np.engine.dialects import DIALECTS
-from bitnet_np.testing.released import TINY
 
 
 class Bench(NamedTuple):

@@ -8,9 +8,10 @@ import hashlib
 import sys
 from pathlib import Path
 
+from benchmarks.released import ARCHITECTURES, FOUR_CODES, SHAPES, TINY, released, write_released
+
 from bitnet_np.base.errors import Error
 from bitnet_np.cli.progress import bar
-from bitnet_np.testing.released import ARCHITECTURES, FOUR_CODES, SHAPES, TINY, released, write_released
 
 __all__ = ["FOUR_CODES", "main"]
 

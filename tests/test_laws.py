@@ -279,18 +279,18 @@ IN_A_CONTRACT = {
 
 NOT_PLANTED = {
     "refuses what cannot be, or names the flaw": """
-        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache.KVCache._check_idle engine.cache._written_to
-        engine.masks._check_additive engine.masks.check_causal engine.forward_pass.check_cache engine.forward_pass._check_maskable
-        engine.tokens.check_context model.packing._check_i2_s
+        base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache._written_to
+        engine.cache.KVCache._check_idle engine.cache.KVCache._check_room
+        engine.mask_checks._check_additive engine.mask_checks.check_causal engine.forward_pass.check_cache
+        engine.forward_pass._check_maskable engine.tokens.check_context model.packing._check_i2_s model.records._check_*
     """,
     "runs in a forked child alone": "engine.cache._after_fork",
-    "words, and sizes of memory": "base.errors.* *.__repr__ *.nbytes model.records._summary engine.masks.MaskCache.__len__",
+    "words, and sizes of memory": "base.errors.* *.__repr__ *.nbytes model.records._summary",
     "says what a model or a dialect is, before anything is computed": """
         model.families.* model.records.window_fields model.records.Config.has_choice model.records.Layer.linears
         engine.dialects.Dialect.with_cache
     """,
     "chooses among ways of the same bits": "engine.network._Step.observed base.block_formats.Integers.four_bits",
-    "keeps or drops what others computed": "engine.masks.MaskCache.clear engine.masks.MaskCache.warm",
     "runs for kernels alone: no pass of the contract is recorded": "engine.repeats.*",
     "does nothing": "engine.network.ignore",
     "is declared here, and computed by backends": "engine.backend.*",

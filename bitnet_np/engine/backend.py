@@ -57,7 +57,7 @@ class Backend(Protocol):
 
     @property
     def splits_rows(self) -> bool:
-        """Whether many rows may go through a feed-forward some at a time, each part written in place."""
+        """Whether rows may go through a layer in parts, each written in place."""
 
     @property
     def repeats(self) -> bool:

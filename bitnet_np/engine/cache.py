@@ -30,7 +30,7 @@ Part = slice | NDArray[np.int64]
 ALL = slice(None)
 
 
-def some(array: Array, part: Part) -> Array:
+def rows_of(array: Array, part: Part) -> Array:
     """These rows of an array; the array itself for all of them, also on a device."""
     return array if part is ALL else array[part]
 
@@ -46,11 +46,12 @@ class Attend:
     attention: Attention
     mark: Callable[[str, int], None] = lambda event, count: None  # called with ("kv_write", positions) for each write
     repeats: Repeats | None = None  # recordings of passes like this one, where it may have some
+    masked: bool = False  # whether a mask, by which rows may see later ones, replaces the causal rule
 
     def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
         """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
         keys, values = (array[layer % len(array)] for array in (self.keys, self.values))
-        slot, position = some(self.rows.slot, part), some(self.rows.position, part)
+        slot, position = rows_of(self.rows.slot, part), rows_of(self.rows.position, part)
         if k is not None:
             self.storage.write(layer, keys, values, slot, position, k, v)
             self.mark("kv_write", len(k))
@@ -240,6 +241,14 @@ class KVCache:
 
         self.append(np.array(targets, np.int64), np.full(len(targets), length), copy)
 
+    def _check_room(self, batch: int, capacity: int) -> None:
+        """Raises SlotError or CapacityError if a slot in use would not fit into `batch` slots of `capacity` positions."""
+        for slot in np.flatnonzero(self.lengths):
+            if slot >= batch:
+                raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
+            if self.lengths[slot] > capacity:
+                raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
+
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. Slots keep what they hold, as far as there is room for it.
 
@@ -248,11 +257,8 @@ class KVCache:
         """
         batch, capacity = self._sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
-        for slot in () if flag("force", force) else np.flatnonzero(self.lengths):
-            if slot >= batch:
-                raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
-            if self.lengths[slot] > capacity:
-                raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
+        if not flag("force", force):
+            self._check_room(batch, capacity)
         k, v = self.storage.zeros((self.k.shape[0], batch, capacity, *self.k.shape[3:]), self.dtype)
         lengths = np.zeros(batch, np.int64)
         slots = min(batch, self.batch)

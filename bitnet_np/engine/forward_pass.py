@@ -3,7 +3,7 @@
 Two paths, which give the same bits:
 
 * `forward_full` takes whole sequences. Each layer's keys and values exist only while that layer runs; all positions go through every
-  operation at once, in tiles of several tokens and several queries, and many of them through the feed-forward block in parts.
+  operation at once, in tiles of several tokens and several queries. If there are many, they go through each layer in parts.
 * `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
   reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
   `prefill` and `forward_incremental` proceed chunk by chunk, and return the last logits or all.
@@ -27,12 +27,13 @@ from ..base.validate import array_of, choice, flag, function, instance, integer,
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Config, Model, Pooling
-from . import masks
+from . import mask_checks
 from .backend import Array, Backend
 from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
 from .network import Floats, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers, run_output
 from .pooling import pool
+from .repeats import Repeats
 from .tokens import Rows, Tokens, check_context, check_tokens
 
 PARALLEL_THRESHOLD = 16
@@ -121,7 +122,7 @@ def forward_layer(
 
     def write(start: NDArray[np.int64]) -> Floats:
         rows = Rows.of(model.config, tokens, slots, start)
-        attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark)
+        attend = _over_cache(runtime, cache, rows, attention)
         out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
         return _layer_output(runtime, layer, out).reshape(shape)
 
@@ -132,7 +133,7 @@ def forward_layer(
 def feed_forward(
     model: Model, layer: int, hidden: ArrayLike, *, norm: bool = True, dialect: Dialect = EXACT, ops: Backend = cpu, record: Record = ignore
 ) -> Floats:
-    """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
+    """The feed-forward branch of one layer, including experts: its input [B, T, D] float32 -> [B, T, D], without the residual.
 
     norm: whether the norm in front of it runs, if the family has one there; realizar's batched prefill leaves it out. With it, ffn_inp
     (the layer's input where branches are parallel) gives the bits of the branch within `forward_full`; without it, ffn_norm does.
@@ -244,7 +245,7 @@ def forward_incremental(
     chunk = integer("chunk", chunk, 1)
     config, (batch, length) = model.config, checked.ids.shape
     check_context(config, checked.lengths)
-    visible = None if mask is None else masks.check(mask, length, length, batch=batch, strict=True)
+    visible = None if mask is None else mask_checks.check(mask, length, length, batch=batch, strict=True)
     cache = new_cache(config, batch, length, ops)
     if visible is not None:
         _check_maskable(cache)
@@ -330,7 +331,15 @@ def whole_rows(runtime: Runtime, tokens: Tokens, attention: Attention | None = N
     rows = Rows.of(c, tokens, np.arange(batch), np.zeros(batch, np.int64))
     storage = runtime.ops.storage()
     keys, values = storage.zeros((1, *tokens.ids.shape, c.kv_heads, c.head_dim), np.float32)
-    return rows, Attend(storage, keys, values, runtime.ops.resident(rows), attention or runtime.attention)
+    resident = runtime.ops.resident(rows)
+    return rows, Attend(storage, keys, values, resident, attention or runtime.attention, masked=attention is not None)
+
+
+def _over_cache(runtime: Runtime, cache: KVCache, rows: Rows, attention: Attention | None, repeats: Repeats | None = None) -> Attend:
+    """Attention of new rows over a cache, by the causal rule or by another."""
+    ops, masked = runtime.ops, attention is not None
+    attention = attention or runtime.attention
+    return Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention, ops.mark, repeats, masked)
 
 
 def run_cached(
@@ -393,7 +402,7 @@ def _continued(
     rows = Rows.of(runtime.model.config, tokens, slots, start)
     alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
     repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
-    attend = Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats)
+    attend = _over_cache(runtime, cache, rows, attention, repeats)
     h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
     if not with_logits:
         return np.empty((0, runtime.model.config.vocab), np.float32)
@@ -433,7 +442,7 @@ def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: b
     if mask is None:
         return None
     batch, length = tokens.ids.shape
-    checked = masks.check(mask, length, length, batch=batch, strict=strict)
+    checked = mask_checks.check(mask, length, length, batch=batch, strict=strict)
     return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
 
 
@@ -445,9 +454,9 @@ def _by_mask_of_positions(
         return None
     _check_maskable(cache)
     start, length = cache.reserve(slots, tokens.lengths), tokens.ids.shape[1]
-    visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
+    visible = mask_checks.check(mask, length, int(start.max()) + length, batch=len(start))
     if strict:
-        masks.check_causal(visible, start)
+        mask_checks.check_causal(visible, start)
     return _masked_attention(runtime, visible, tokens, slots, start)
 
 
@@ -459,7 +468,7 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     if runtime.dialect.in_float16:
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
     end = start + tokens.lengths
-    additive = masks.as_additive(mask)[:, 0, :, : end.max()]
+    additive = mask_checks.as_additive(mask)[:, 0, :, : end.max()]
     if len(additive) > 1 or (end < end.max()).any():  # one for each slot, which hides keys past the sequence's end
         hidden = np.arange(end.max()) >= end[:, None, None]
         by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)

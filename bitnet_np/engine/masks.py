@@ -20,19 +20,20 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..base.errors import MaskError
-from ..base.validate import array_of, choice, dtype_of, flag, instance, integer
+from ..base.validate import array_of, choice, instance
+from .mask_checks import LARGEST, Form
+from .mask_checks import as_additive as as_additive  # public here
+from .mask_checks import as_bool as as_bool
+from .mask_checks import check as check
+from .mask_checks import check_causal as check_causal
+from .mask_checks import dtype_of_form as _dtype
+from .mask_checks import fully_masked as fully_masked
+from .mask_checks import size as _size
 
-Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]
 
-LARGEST = 2**31 - 1  # size or position
-LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
 _SMALL, _MEDIUM = 1 << 14, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: 17 MB at most in all
-
-
-def _size(name: str, value: int, least: int = 0) -> int:
-    return integer(name, value, least, LARGEST, MaskError)
 
 
 class _Fields(NamedTuple):
@@ -192,78 +193,6 @@ def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> 
     return view
 
 
-def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
-    """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
-    mask, kind = _of_numbers(mask), _dtype("additive", dtype)
-    return np.where(mask, 0.0, -np.inf).astype(kind) if mask.dtype == np.bool_ else mask.astype(kind, copy=False)
-
-
-def as_bool(mask: NDArray) -> NDArray[np.bool_]:
-    """A mask in bool form: True where an additive mask is finite; a bool mask as it is."""
-    mask = _of_numbers(mask)
-    return mask if mask.dtype == np.bool_ else mask > -np.inf
-
-
-def fully_masked(mask: NDArray) -> NDArray[np.bool_]:  # [..., q, k] -> [..., q]
-    """True for each row that sees no key: attention gives zeros there."""
-    return np.asarray(~as_bool(mask).any(axis=-1))
-
-
-def check(
-    mask: ArrayLike, q_len: int, k_len: int, *, batch: int = 1, form: Form | None = None, past: int | None = None, strict: bool = False
-) -> NDArray:
-    """A caller's mask, checked: a read-only view [1 or B, 1, q_len, k_len] of it.
-
-    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive; with `form`, of that form only. An additive mask may hold
-    finite numbers other than 0, which are biases. With `strict`, no query may see a key after its own position, which is `past` (default
-    k_len - q_len) plus its row.
-
-    Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
-    """
-    q_len, k_len, batch = _size("q_len", q_len), _size("k_len", k_len), integer("batch", batch, 1, error=MaskError)
-    given = array_of("mask", mask, MaskError, "rows of one length")
-    if given.ndim == 2:
-        given = given[None, None]
-    if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1:] != (1, q_len, k_len):
-        shape = given.shape[2:] if given.ndim == 4 and np.ndim(mask) == 2 else given.shape
-        raise MaskError(f"mask has shape {shape}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
-    if form is not None and (given.dtype == np.bool_) != (choice("form", form, get_args(Form), MaskError) == "bool"):
-        raise MaskError(f"mask has dtype {given.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
-    if given.dtype != np.bool_:
-        _check_additive(given)
-    if flag("strict", strict):
-        check_causal(given, np.array([k_len - q_len if past is None else _size("past", past)]))
-    view = given.view()
-    view.flags.writeable = False
-    return view
-
-
-def check_causal(mask: NDArray, past: NDArray[np.int64]) -> None:
-    """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is past [1 or B] plus its row."""
-    position = past[:, None] + np.arange(mask.shape[2])  # [1 or B, q]
-    future = as_bool(mask)[:, 0] & (np.arange(mask.shape[3]) > position[:, :, None])
-    for b, i, j in np.argwhere(future)[:1]:
-        query = position[b if len(past) > 1 else 0, i]
-        raise MaskError(
-            f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] lets the query at position {query} see the key at position {j}, which is later"
-        )
-
-
-def _check_additive(array: NDArray) -> None:
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        raise MaskError(f"mask has dtype {array.dtype}, expected bool, or float32, float64 or float16 to add")
-    lowest = max(LOWEST_BIAS, float(np.finfo(array.dtype).min))
-    for wrong, expected in (
-        (np.isnan(array), "a number, or -inf where a key is hidden"),
-        (array == np.inf, "a number, or -inf where a key is hidden"),
-        ((array <= lowest) & (array > -np.inf), "-inf: a finite number hides nothing from a row that sees nothing else"),
-    ):
-        for index in np.argwhere(wrong)[:1]:
-            raise MaskError(f"mask{index.tolist()} is {array[tuple(index)]}, expected {expected}")
-    if ((array == 0) | (array == 1)).all() and (array == 1).any():
-        raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: added to scores, ones hide nothing; use bool")
-
-
 # --- the cache ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -321,23 +250,10 @@ def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
     sizes = array_of(name, values, MaskError)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
         raise MaskError(f"{name} has shape {sizes.shape} and dtype {sizes.dtype}, expected integers, one for each sequence")
-    for b in np.flatnonzero((sizes < 0) | (sizes > LARGEST))[:1]:
+    if (wrong := (sizes < 0) | (sizes > LARGEST)).any():
+        b = wrong.argmax()
         raise MaskError(f"{name}[{b}] is {sizes[b]}, expected 0 to {LARGEST}")
     return sizes.astype(np.int64)
-
-
-def _of_numbers(mask: ArrayLike) -> NDArray:
-    """A mask as an array of bool or floats. Raises MaskError for another dtype."""
-    given = array_of("mask", mask, MaskError)
-    if given.dtype.kind not in "bf":
-        raise MaskError(f"mask has dtype {given.dtype}, expected bool or floats")
-    return given
-
-
-def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
-    if choice("form", form, get_args(Form), MaskError) == "bool":
-        return np.dtype(np.bool_)
-    return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 
 @lru_cache(maxsize=128, typed=True)  # typed: True is no 1

@@ -24,7 +24,7 @@ from ..model.checks import check_model
 from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from . import cache_types
 from .backend import Array, Backend, check_backend
-from .cache import ALL, Attend, Part, some
+from .cache import ALL, Attend, Part, rows_of
 from .dialects import EXACT, Dialect
 from .repeats import Repeats
 from .tokens import Rows
@@ -37,8 +37,8 @@ Record = Callable[[str, int | None, NDArray], None]
 Edit = Callable[[str, int | None, NDArray], NDArray]
 """Returns the tensor that the pass continues with: the array itself, or another of its shape. Not called for codes and their scales."""
 
-ATTENTION_ROWS, FFN_ROWS = 128, 128
-"""Rows that go through a branch of a layer at a time (of a feed-forward, on average through an expert), which has the widest tensors.
+PART_ROWS = 128
+"""Rows that go through a layer at a time, whose branches have the widest tensors; of a layer of experts, those of each expert on average.
 
 Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
 """
@@ -142,8 +142,7 @@ def _hidden(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Arr
         h = _layer(replace(whole, layer=n), h, way, last if n == count - 1 else None)
     if last is not None and len(h) > len(last):
         h = ops.take(h, last)
-    parts = way.attention if last is None else (ALL,)
-    return _in_parts(way, parts, h, lambda x, _: whole.norm("result_norm", "", x, model.output_norm, model.output_norm_bias)[1])
+    return whole.norm("result_norm", "", h, model.output_norm, model.output_norm_bias)[1]
 
 
 def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
@@ -172,8 +171,9 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 @np.errstate(over="ignore", invalid="ignore")
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
     """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
-    w = runtime.model.layers[n]
-    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, attn_norm=None, ffn_norm=None), h)
+    step = _Step(runtime, n, record)
+    w = step.weights if norm else replace(step.weights, attn_norm=None, ffn_norm=None)
+    return _feed_forward(step, h, _feed_forward_input(step, w, h))
 
 
 def check_finite(logits: Floats, rows: Rows, last_only: bool) -> Floats:
@@ -196,6 +196,12 @@ class _Step:
     runtime: Runtime
     layer: int | None
     record: Record
+
+    @property
+    def weights(self) -> Layer:
+        """Those of the layer."""
+        assert self.layer is not None
+        return self.runtime.model.layers[self.layer]
 
     @property
     def observed(self) -> bool:
@@ -283,68 +289,50 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Way:
-    """How rows go through layers: what their attention needs, and the parts in which they go through each branch."""
+    """How rows go through layers: what their attention needs, and the parts in which they go through each layer."""
 
     attend: Attend
     rotations: Rotations | None
-    splits: bool  # whether rows may be split, and what a branch makes of them takes their place
-    attention: Sequence[Part]
-    feed_forward: Sequence[Part]
+    splits: bool  # whether rows may be split, and what a layer makes of them takes their place
+    parts: Sequence[Part]
 
     @classmethod
     def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
-        """All rows at once where tensors are observed, a pass may be recorded, or a backend does not split rows."""
+        """All rows in one part where tensors are observed, a pass may be recorded, a mask may show later rows, or a backend splits none."""
         c = step.runtime.model.config
         splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.repeats)
-        experts = max(1, c.experts // max(1, c.experts_used))
-        attention, feed_forward = (_parts(rows, size if splits else rows) for size in (ATTENTION_ROWS, FFN_ROWS * experts))
-        return cls(attend, rotations, splits, attention, feed_forward)
-
-
-def _parts(rows: int, size: int) -> Sequence[Part]:
-    """Rows in parts of this size; the last may be smaller."""
-    return tuple(slice(start, start + size) for start in range(0, rows, size)) if rows > size else (ALL,)
-
-
-def _in_parts(way: _Way, parts: Sequence[Part], h: Array, branch: Callable[[Array, Part], Array]) -> Array:
-    """What a branch makes of h [R, D]: one part after another, into h itself where rows may be split."""
-    if not way.splits:
-        return branch(h, parts[0])
-    for part in parts:
-        h[part] = branch(h[part], part)
-    return h
+        size = PART_ROWS * max(1, c.experts // max(1, c.experts_used))
+        if not splits or attend.masked or rows <= size:
+            return cls(attend, rotations, splits, (ALL,))
+        return cls(attend, rotations, splits, tuple(slice(start, start + size) for start in range(0, rows, size)))
 
 
 def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
-    """One transformer block: [R, D] -> [R, D], with keys and values of all rows first where they go in parts.
+    """One transformer block: [R, D] -> [R, D], one part of the rows after another, as no row attends to later ones.
 
     last: the rows [B] that are needed after it. If rows may be split and these are few, only theirs are computed: [B, D].
     """
-    assert step.layer is not None
-    c, w = step.runtime.model.config, step.runtime.model.layers[step.layer]
-    few = last if last is not None and way.splits and 4 * len(last) <= len(h) else None  # of more, keys and values apart take longer
-    keys_first = few is not None or len(way.feed_forward if c.parallel_residual else way.attention) > 1
-    if keys_first:
-        for part in way.attention:
-            way.attend(step.layer, *_queries_keys_values(step, w, some(h, part), way, part, queries=False), part)
-    if few is not None:
-        h, way = step.runtime.ops.take(h, few), replace(way, splits=False, attention=(few,), feed_forward=(few,))
+    if not way.splits:
+        return _block(step, h, way)
+    if last is not None and 4 * len(last) <= len(h):  # of more, keys and values apart take longer
+        for part in way.parts:
+            _attend(step, _attention_input(step, step.weights, h[part]), way, part, queries=False, keys=True)
+        return _block(step, step.runtime.ops.take(h, last), way, last, keys=False)
+    for part in way.parts:
+        h[part] = _block(step, h[part], way, part)
+    return h
 
-    def attended(x: Array, part: Part, read: _Input | None = None) -> Array:
-        return _attention(step, w, x, way, part, keys=not keys_first, read=read)
 
-    def fed(x: Array, read: _Input | None = None) -> Array:
-        return step.added(x, _feed_forward(step, w, x, read), way.splits)
-
-    def both(x: Array, part: Part) -> Array:
-        read = _attention_input(step, w, x) if c.shared_norm else None
-        branch = attended(x, part, read)
-        return step.note("l_out", step.added(fed(x, read), branch, way.splits))
-
+def _block(step: _Step, h: Array, way: _Way, part: Part = ALL, *, keys: bool = True) -> Array:
+    """The block for some rows, in the memory of h where rows may be split. keys: whether theirs are still to be written."""
+    c = step.runtime.model.config
     if c.parallel_residual:
-        return _in_parts(way, way.feed_forward, h, both)
-    h = _in_parts(way, way.attention, h, lambda x, part: step.note("ffn_inp", step.added(x, attended(x, part), way.splits)))
-    return _in_parts(way, way.feed_forward, h, lambda x, _: step.note("l_out", fed(x)))
+        read = _attention_input(step, step.weights, h) if c.shared_norm else None
+        attended = _attention(step, h, way, part, keys=keys, read=read)
+        h = step.added(h, _feed_forward(step, h, read), way.splits)
+        return step.note("l_out", step.added(h, attended, way.splits))
+    h = step.note("ffn_inp", step.added(h, _attention(step, h, way, part, keys=keys), way.splits))
+    return step.note("l_out", step.added(h, _feed_forward(step, h), way.splits))
 
 
 def _attention_input(step: _Step, w: Layer, h: Array) -> _Input:
@@ -359,58 +347,53 @@ def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Input:
     return _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
 
 
-def _attention(step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, keys: bool, read: _Input | None) -> Array:
+def _attention(step: _Step, h: Array, way: _Way, part: Part, *, keys: bool, read: _Input | None = None) -> Array:
     """The attention branch of some rows: [R, D] -> [R, D], without the residual.
 
     keys: whether theirs are still to be written. read: what its matrices read, if that is known.
     """
-    assert step.layer is not None
-    x = way.attend(step.layer, *_queries_keys_values(step, w, h, way, part, keys=keys, read=read), part)
+    w = step.weights
+    x = _attend(step, read or _attention_input(step, w, h), way, part, keys=keys)
     x = step.note("kqv_out", x.reshape(len(x), -1))
-    source = _Input(step, *step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm))
-    (x,) = step.linears(source, attn_o_out=w.attn_output)
+    (x,) = step.linears(_Input(step, *step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)), attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
-def _queries_keys_values(
-    step: _Step, w: Layer, h: Array, way: _Way, part: Part, *, queries: bool = True, keys: bool = True, read: _Input | None = None
-) -> tuple[Array | None, Array | None, Array | None]:
-    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K], with None for a part that is not asked for."""
-    c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
+def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool = True, keys: bool) -> Array:
+    """Write the keys and values of some rows, and attend by their queries, as far as each is asked for: [R, D] -> [R, H, K]."""
+    c, dialect, ops, w = step.runtime.model.config, step.runtime.dialect, step.runtime.ops, step.weights
     assert step.layer is not None
-    source = read or _attention_input(step, w, h)
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
-    made = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
-    q, k, v = map(made.get, ("Qcur", "Kcur", "Vcur"))
-    if q is not None:  # the norm of each head, or of all together, if the family has one
-        q = step.rms_norm("Qcur_normed", "", q, w.attn_q_norm)[1]
-    if k is not None:
-        k = step.rms_norm("Kcur_normed", "", k, w.attn_k_norm)[1]
+    heads = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
+    del source  # and its memory, where nothing else reads it
+    gains = {name: gain for name, gain in (("Qcur", w.attn_q_norm), ("Kcur", w.attn_k_norm)) if name in heads}
+    for name, gain in gains.items():  # the norm of each head, or of all together, if the family has one
+        heads[name] = step.rms_norm(f"{name}_normed", "", heads[name], gain)[1]
     if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
-        turn = [some(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
-        q, k = (None if y is None else step.note(name, rope(y, *turn)) for name, y in (("Qcur_rope", q), ("Kcur_rope", k)))
-    return (
-        None if q is None else dialect.rounded(q, ops),
-        None if k is None else dialect.cached(k, ops),
-        None if v is None else dialect.cached(v, ops),
-    )
+        turn = [rows_of(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
+        for name in gains:
+            heads[name] = step.note(f"{name}_rope", rope(heads[name], *turn))
+    rounding = {"Qcur": dialect.rounded, "Kcur": dialect.cached, "Vcur": dialect.cached}
+    q, k, v = (rounded(heads[name], ops) if name in heads else None for name, rounded in rounding.items())
+    return way.attend(step.layer, q, k, v, part)
 
 
-def _feed_forward(step: _Step, w: Layer, h: Array, read: _Input | None = None) -> Array:
+def _feed_forward(step: _Step, h: Array, read: _Input | None = None) -> Array:
     """The feed-forward branch: [R, D] -> [R, D], without the residual. read: what its matrices read, if that is known."""
+    w = step.weights
     if not w.experts:
-        y = _down(step, w, _activated(step, w, read or _feed_forward_input(step, w, h)))
+        y = _down(step, _activated(step, read or _feed_forward_input(step, w, h)))
         return step.norm("ffn_post_norm", "ffn_down", y, w.post_ffw_norm)[1]
     source = read or _feed_forward_input(step, w, h)
-    y = _mixture(step, w, source)
-    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source))
+    y = _mixture(step, source)
+    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, source))
 
 
-def _activated(step: _Step, w: Layer, source: _Input) -> Array:
+def _activated(step: _Step, source: _Input) -> Array:
     """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
+    w, activation, ops = step.weights, step.runtime.model.config.activation, step.runtime.ops
     assert w.ffn_up is not None
-    activation, ops = step.runtime.model.config.activation, step.runtime.ops
     if w.ffn_gate is None:
         (up,) = step.linears(source, ffn_up=w.ffn_up)
         return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
@@ -419,8 +402,9 @@ def _activated(step: _Step, w: Layer, source: _Input) -> Array:
     return _gated(activation, gate, up, step.runtime.dialect, ops)
 
 
-def _down(step: _Step, w: Layer, x: Array) -> Array:
+def _down(step: _Step, x: Array) -> Array:
     """What the feed-forward's last matrix makes of its hidden numbers: [R, F] -> [R, D]."""
+    w = step.weights
     assert w.ffn_down is not None
     x = step.note("ffn_out", x)
     source = _Input(step, *step.rms_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm))
@@ -431,12 +415,12 @@ def _down(step: _Step, w: Layer, x: Array) -> Array:
 # --- experts --------------------------------------------------------------------------------------------------------------------------
 
 
-def _mixture(step: _Step, w: Layer, source: _Input) -> Array:
+def _mixture(step: _Step, source: _Input) -> Array:
     """The weighted sum of each token's experts: [R, D] -> [R, D].
 
     A slot is one of a token's experts: in tensors [R, k, F], slot s of row r belongs to expert number experts[r, s].
     """
-    c, ops = step.runtime.model.config, step.runtime.ops
+    c, ops, w = step.runtime.model.config, step.runtime.ops, step.weights
     assert w.ffn_gate_inp is not None
     (logits,) = step.linears(source, ffn_moe_logits=w.ffn_gate_inp)
     experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
@@ -450,11 +434,11 @@ def _mixture(step: _Step, w: Layer, source: _Input) -> Array:
     return step.note("ffn_moe_out", ops.mix(y, weights))
 
 
-def _shared_expert(step: _Step, w: Layer, source: _Input) -> Array:
+def _shared_expert(step: _Step, source: _Input) -> Array:
     """The expert that every token takes, times the sigmoid of its gate: [R, D] -> [R, D]."""
-    assert w.ffn_gate_inp_shexp is not None
-    y, ops = _down(step, w, _activated(step, w, source)), step.runtime.ops
-    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(source.x, w.ffn_gate_inp_shexp[None])))
+    y, ops, gate = _down(step, _activated(step, source)), step.runtime.ops, step.weights.ffn_gate_inp_shexp
+    assert gate is not None
+    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(source.x, gate[None])))
 
 
 class _Slots:

@@ -297,7 +297,7 @@ def open_parts(path: str | os.PathLike[str]) -> GGUFFile:
             if part.require(key, int) != expected:
                 raise FileFormatError(f"{path}: {key} is {part.metadata[key]}, expected {expected}")
         if again := part.tensors.keys() & tensors.keys():
-            raise FileFormatError(f"{path}: tensor {min(again)} is in a part before, too, expected each in one part")
+            raise FileFormatError(f"{path}: tensor {min(again)} is also in an earlier part, expected each tensor in one part")
         tensors |= part.tensors
     stated = parts[0].get("split.tensors.count", int, len(tensors))
     if stated != len(tensors):

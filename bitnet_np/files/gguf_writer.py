@@ -168,7 +168,8 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
                 yield from _tensors({tensor_name(field, n): [linears]}, encode)
             else:
                 yield from _tensors(_parts(c, n, field, linears if isinstance(linears, list) else [linears]), encode)
-        yield from _stacks(n, layer.experts, encode)
+        if layer.experts:
+            yield from _stacks(n, layer.experts, encode)
     last = ("output_norm", "output_norm_bias", "output", "output_bias")
     yield from _tensors({tensor_name(field): [getattr(model, field)] for field in last}, encode)
 
@@ -209,7 +210,7 @@ def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) 
         if len(forms) == 1 and all(linear.norm is None and linear.scale is None for linear in parts.values()):
             named = {field: value for field, value in named.items() if field not in parts} | {name: list(parts.values())}
         elif name in parts:
-            expected = "expected one type, one scale, a bias in all or in none, and no norm or scale beside the weights"
+            expected = "expected one type, one scale, a bias in all or in none, and only the weights, without a norm or a scale"
             raise UnsupportedError(f"tensor {tensor_name(name, n)} cannot hold {' and '.join(parts)}: {expected}")
     return named
 
@@ -228,7 +229,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
 
     If that is impossible, because they have several types, or a scale each as in I2_S, there is one tensor for each, as in older files.
     """
-    for field in vars(experts[0]) if experts else ():
+    for field in vars(experts[0]):
         linears = [getattr(expert, field) for expert in experts]
         for i, linear in enumerate(linears):
             if linear.bias is not None or linear.scale is not None or linear.norm is not None:

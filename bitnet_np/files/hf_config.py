@@ -5,7 +5,7 @@ arithmetic and is not known here is refused by name.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -386,38 +386,62 @@ def _scaling(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
     from the model's context.
     """
     kind = keys.take("rope_type", str, "default")
-    if kind in ("default", "linear"):
-        return {"rope_scaling": keys.take("factor", float)} if kind == "linear" else {}
-    if kind not in ("llama3", "yarn", "longrope"):
+    if kind not in _SCALINGS:
         raise UnsupportedError(f"{keys.where}'s rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
-    long = kind == "longrope"
-    original = keys.take("original_max_position_embeddings", int, outside if long and outside is not None else _REQUIRED)
-    factor: Any = keys.take("factor", float, None if long else _REQUIRED)
-    if kind == "llama3":
-        low, high = keys.take("low_freq_factor", float), keys.take("high_freq_factor", float)
-        if not (0 < factor < float("inf") and 0 < low < high < float("inf") and original > 0):
-            scaling = f"factor {factor}, low {low}, high {high} and original {original}"
-            raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
-        return {"llama3": (factor, low, high, original)}
-    if outside not in (None, original):
-        stated = f"original_max_position_embeddings is {original}, that beside it {shown(outside)}"
-        raise FileFormatError(f"{keys.where}'s {stated}, expected one")
-    magnitude: float | None = keys.take("attention_factor", float, None)
-    if long:
-        lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
-        if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
-            raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
-        longrope = LongRope(original, *(tuple(map(float, factors)) for factors in lists))
-        if magnitude is None and factor is not None:
-            magnitude = longrope_magnitude(factor, original)
-        return {"longrope": longrope, "rope_magnitude": magnitude}
+    return _SCALINGS[kind](keys, outside)
+
+
+def _no_scaling(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    return {}
+
+
+def _linear(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    return {"rope_scaling": keys.take("factor", float)}
+
+
+def _llama3(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    factor, original = keys.take("factor", float), keys.take(_ORIGINAL, int)
+    low, high = keys.take("low_freq_factor", float), keys.take("high_freq_factor", float)
+    if not (0 < factor < float("inf") and 0 < low < high < float("inf") and original > 0):
+        scaling = f"factor {factor}, low {low}, high {high} and original {original}"
+        raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
+    return {"llama3": (factor, low, high, original)}
+
+
+def _yarn(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    original, factor = _original(keys, outside, _REQUIRED), keys.take("factor", float)
     borders = keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)
-    yarn = Yarn(factor, original, *borders)
     weights = keys.take("mscale", float, 0.0), keys.take("mscale_all_dim", float, 0.0)
+    yarn, magnitude = Yarn(factor, original, *borders), keys.take("attention_factor", float, None)
     if magnitude is None:
         magnitude = yarn_magnitude(factor, *weights) if all(weights) else yarn_magnitude(factor)
     return {"yarn": yarn, "rope_magnitude": magnitude}
 
+
+def _longrope(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
+    original, factor = _original(keys, outside, _REQUIRED if outside is None else outside), keys.take("factor", float, None)
+    magnitude, lists = (
+        keys.take("attention_factor", float, None),
+        [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")],
+    )
+    if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
+        raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
+    if magnitude is None and factor is not None:
+        magnitude = longrope_magnitude(factor, original)
+    return {"longrope": LongRope(original, *(tuple(map(float, factors)) for factors in lists)), "rope_magnitude": magnitude}
+
+
+def _original(keys: _UnreadKeys, outside: Any, default: Any) -> int:
+    """The context that is stretched, which `outside` must agree with."""
+    original = keys.take(_ORIGINAL, int, default)
+    if outside not in (None, original):
+        raise FileFormatError(f"{keys.where}'s {_ORIGINAL} is {original}, that outside it {shown(outside)}, expected one")
+    return original
+
+
+_ORIGINAL = "original_max_position_embeddings"
+_SCALINGS: dict[str, Callable[[_UnreadKeys, Any], dict[str, Any]]]
+_SCALINGS = {"default": _no_scaling, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 
 _OLD_ROPE = {
     "rope_theta": "rope_theta",
@@ -476,7 +500,7 @@ def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
         skipped=skipped,
     )
     if quantization.converts("lm_head"):
-        raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}: the head, too, would be quantised")
+        raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}: the head would also be quantised")
     if not 0 < quantization.norm_eps < float("inf"):
         raise FileFormatError(f"{keys.where}: rms_norm_eps is {quantization.norm_eps}, expected a positive number")
     keys.check_all_taken()

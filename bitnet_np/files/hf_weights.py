@@ -24,7 +24,7 @@ from ..kernels import packing as kernels
 from ..model import ternarize, widen
 from ..model.records import Expert, Linear, Ternary, Weights, frozen
 from .hf_config import Recipe
-from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER
+from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
 from .mlx_groups import GROUPED, Form, take_numbers
 from .safetensors_file import TYPES
 from .tensors import FLOATS, CheckedTensors, Shapes, Tensor, rows_of
@@ -135,19 +135,12 @@ class HFWeights(CheckedTensors):
 
 def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
-    kind, part, tensors = recipe.kind, recipe.part, dict(in_files)
-    if part is not None:  # of a larger model, where they have other names than in a folder of the text model alone
-        tensors = {}
-        for name, tensor in in_files.items():
-            start = next((start for start in part.prefixes if name.startswith(start)), "")
-            if not name.startswith(part.other_parts):
-                tensors[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
+    kind, tensors = recipe.kind, _of_part(in_files, recipe.part)
+    embedding = kind.embedding + ".weight"
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
-    base = kind.embedding.partition(".")[0] + "."
-    if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
-        for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:
-            tensors[base + name] = tensors.pop(name)
+    if recipe.tied and embedding not in tensors:
+        tensors = _with_prefix(tensors, kind.embedding.partition(".")[0] + ".")
     for n in range(min(recipe.config.n_layers, len(tensors))):
         layer = kind.layer.format(n)
         for buffer in kind.buffers:
@@ -156,13 +149,30 @@ def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -
         if kind.experts and router not in tensors and (fused := tensors.pop(f"{layer}{FUSED_ROUTER}.weight", None)) is not None:
             tensors[router] = fused
     if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
-        embedding = tensors.get(kind.embedding + ".weight")
-        if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):
-            raise FileFormatError(f"{path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
+        same = tensors.get(embedding)
+        if same is not None and not (head.type is same.type and np.array_equal(head.data, same.data)):
+            raise FileFormatError(f"{path}: tensor lm_head.weight is not {embedding}, but tie_word_embeddings is true")
     scales = tensors.get(f"{kind.embedding}.scales")
     if recipe.tied and recipe.groups is not None and scales is not None and scales.type is not F32:  # its rows and its products differ
         tensors |= {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{kind.embedding}.{end}") in tensors}
     return tensors
+
+
+def _of_part(in_files: Mapping[str, Tensor], part: TextPart | None) -> dict[str, Tensor]:
+    """The tensors of a text model, which have other names within a larger model than in a folder of the text model alone."""
+    if part is None:
+        return dict(in_files)
+    tensors = {}
+    for name, tensor in in_files.items():
+        if not name.startswith(part.other_parts):
+            start = next((start for start in part.prefixes if name.startswith(start)), "")
+            tensors[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
+    return tensors
+
+
+def _with_prefix(tensors: dict[str, Tensor], base: str) -> dict[str, Tensor]:
+    """Tensors of a model that was saved without its head, and so without the prefix, under names that have it. One that has it stays."""
+    return {name if name.startswith(base) or base + name in tensors else base + name: tensor for name, tensor in tensors.items()}
 
 
 def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides: bool) -> Ternary:

@@ -107,7 +107,7 @@ def _build(source: Source, weights: ModelWeights, progress: Progress) -> Model:
     rope_factors = weights.rope_factors()
     if rope_factors is not None and scaling_factors(c) is not None:
         kind = "YaRN" if c.longrope is None else "LongRoPE"
-        both = f"RoPE's frequencies have factors of their own and are scaled by {kind}"
+        both = f"RoPE's frequencies have separate factors and are scaled by {kind}"
         raise UnsupportedError(f"{source.path}: {both}, expected one of both")
     with of_file(source.path):
         parts = rope_fields(c, rope_factors)

@@ -127,7 +127,9 @@ def _of_file(path: Path) -> Path:
         if (path.parent / _ADAPTOR).exists():
             return _in_folder(path.parent)
         if not (path.parent / "config.json").exists():
-            raise FileFormatError(f"{path}: no config.json beside it, expected one as in a Hugging Face folder, unless it is {_DUMP}")
+            raise FileFormatError(
+                f"{path}: no config.json in the same folder, expected one as in a Hugging Face folder, unless it is {_DUMP}"
+            )
         return path.parent
     if head[:1] != b"{" or _OLLAMA_MODEL.encode() not in head:
         return path

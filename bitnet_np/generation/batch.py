@@ -70,7 +70,8 @@ def forward_batch(
         starts = integers("start", np.atleast_1d(array_of("start", start)), 1)
         if starts.shape not in ((1,), positions.shape):
             raise ShapeError(f"start has shape {starts.shape}, expected one position, or {len(positions)}: one for each sequence")
-        for i in np.flatnonzero(starts != positions)[:1]:
+        if (wrong := starts != positions).any():
+            i = wrong.argmax()
             stated = np.broadcast_to(starts, positions.shape)[i]
             raise OptionError(f"start of sequence {i} is {stated}, expected {positions[i]}: the positions its slot holds")
     if cache is None:
@@ -135,7 +136,7 @@ class Continuation:
 
     @classmethod
     def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
-        """A request, checked; numbers: random numbers to sample with instead of its own.
+        """A request, checked; numbers: random numbers to sample with, in place of those from its seed.
 
         Raises what `Batch.submit` does, except for ids and slots.
         """
@@ -165,7 +166,7 @@ class Batch:
     """Generates `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. dtype: of the KV cache; float16 changes logits, but not with the other sequences. After an exception in `step` a batch is
+    chosen from. dtype: of the KV cache; float16 changes logits, but never with the other sequences. After an exception in `step` a batch is
     of no further use.
 
     Raises what KVCache does for slots, capacity and dtype.

@@ -52,9 +52,9 @@ def _refused(error: type[Error], message: str) -> Any:
 def _by_number(kernel: Any) -> Any:
     """The operation of a kernel that takes single numbers, with arrays or float32 numbers as further arguments."""
 
-    def operation(self: "Cuda", x: Array, *beside: Any) -> Array:
+    def operation(self: "Cuda", x: Array, *others: Any) -> Array:
         out = self.empty(x.shape)
-        flat = (each if np.isscalar(each) else each.reshape(-1) for each in (x, *beside, out))
+        flat = (each if np.isscalar(each) else each.reshape(-1) for each in (x, *others, out))
         return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation

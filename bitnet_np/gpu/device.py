@@ -89,7 +89,9 @@ def place(model: Model, on: Cuda) -> Model:
         raise UnsupportedError(NO_EXPERTS)
     needed, free = bytes_needed(model), on.free_bytes()
     if needed + _HEADROOM > free:
-        raise CapacityError(f"the weights take {needed:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")
+        raise CapacityError(
+            f"the weights take {needed:,} bytes on the device and {_HEADROOM:,} are kept free in addition, it has {free:,} free"
+        )
 
     def linear(name: str, value: Linear) -> Linear:
         weights = value.weights

@@ -21,7 +21,7 @@ from ..model.records import Config, Model
 from ..traces.arrays import as_numpy
 from ..traces.formats import COMPLETIONS, detect
 from ..traces.formats.arrays import Labelled
-from ..traces.formats.labels import direct
+from ..traces.labels import direct
 from ..traces.points import Entry, Key, Trace
 from ..traces.token_files import unpadded
 from .law.graph import LOGITS

@@ -14,7 +14,9 @@ from numba import config, prange, types
 from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
-from .cache.disk_cache import compiled
+from .cache.disk_cache import compiled, serial
+from .cache.disk_cache import inlined as inlined  # for kernels
+from .cache.disk_cache import rule as rule
 from .fast.team import LINE, call_member, code_address, run_job, run_team
 from .fast.team import shared as shared  # for kernels
 from .float_state import in_default_state, is_default
@@ -23,11 +25,6 @@ from .sharing import Sharing
 R = TypeVar("R")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-
-# IEEE division: Python's would raise on a zero, and test for one at every step
-serial = compiled(error_model="numpy")
-inlined = compiled(error_model="numpy", forceinline=True)  # for functions of a full tile, an argument that would go through memory
-rule = compiled(inline="always")  # Numba inlines it before it knows types, with the error model of the calling kernel
 
 
 class Kernel(NamedTuple):

@@ -85,7 +85,7 @@ def _flaws_of_experts(c: Config, experts: Any) -> Iterator[str]:
             linear = getattr(expert, name)
             yield from (f"expert {n}: {flaw}" for flaw in _flaws_of_linear(name, linear, shape))
             if isinstance(linear, Linear) and linear.norm is not None:
-                yield f"expert {n}: {name} has a norm of its own, which no family has"
+                yield f"expert {n}: {name} has a separate norm, which no family has"
 
 
 def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator[str]:

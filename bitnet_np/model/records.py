@@ -139,64 +139,12 @@ class Config:
     pooling: Pooling = "none"  # how an embedding model makes one vector of a sequence (engine/pooling.py); logits do not depend on it
 
     def __post_init__(self) -> None:
-        instance("architecture", self.architecture, str)
-        for name, kind in (("yarn", Yarn), ("longrope", LongRope)):
-            if getattr(self, name) is not None:
-                instance(name, getattr(self, name), kind)
-        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
-            choice(name, getattr(self, name), get_args(choices), UnsupportedError)
-        for name in ("parallel_residual", "shared_norm", "joint_qk_norms", "normalized_experts"):
-            flag(name, getattr(self, name))
-        for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
-            integer(name, getattr(self, name), 1, error=ShapeError)
-        for name in ("experts", "shared_ffn"):
-            integer(name, getattr(self, name), 0, error=ShapeError)
-        integer("experts_used", self.experts_used, int(self.experts > 0), error=ShapeError)
-        for name, most in _MOST.items():
-            if getattr(self, name) > most:
-                raise UnsupportedError(f"{name} is {getattr(self, name)}, expected at most {most}")
-        if self.experts_used > self.experts or (self.shared_ffn and not self.experts):
-            raise ShapeError(f"experts_used is {self.experts_used} and shared_ffn {self.shared_ffn} in a model of {self.experts} experts")
-        if self.experts and not self.gated:
-            raise UnsupportedError(f"activation is {self.activation} in a model of experts, expected one with a gate")
-        if self.shared_norm and not self.parallel_residual:
-            raise UnsupportedError("shared_norm is True without parallel_residual, expected branches that read the same input")
-        if self.heads % self.kv_heads:
-            raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.rope_width is None:
-            if self.rope != "none" and self.head_dim % 2:
-                raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
-        elif self.rope == "none" or integer("rope_width", self.rope_width, 0, error=ShapeError) not in range(2, self.head_dim + 1, 2):
-            raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
-        if self.longrope is not None:
-            if self.rope == "none" or self.rope_scaling != 1 or self.yarn is not None:
-                raise UnsupportedError(f"LongRoPE in a model with rope {self.rope!r} that is scaled in another way, too")
-            for which, divisors in (("short", self.longrope.short), ("long", self.longrope.long)):
-                if len(divisors) != self.rope_pairs:
-                    raise ShapeError(f"LongRoPE's {which} list has {len(divisors)} factors, expected {self.rope_pairs}")
-        if self.local_rope_base is not None and (self.yarn is not None or self.longrope is not None or self.rope_magnitude != 1):
-            raise UnsupportedError(
-                f"local_rope_base is {self.local_rope_base} in a model with YaRN or LongRoPE, expected linear scaling or none"
-            )
-        if self.local_layers and self.rope == "none":
-            raise ShapeError(f"local_layers are {self.local_layers} with rope {self.rope!r}, expected RoPE")
-        if self.window is not None:
-            integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
-        for name in ("window_layers", "rope_layers", "local_layers"):
-            layers = getattr(self, name)
-            if layers is not None and not (
-                isinstance(layers, tuple) and all(isinstance(n, int) and n in range(self.n_layers) for n in layers)
-            ):
-                raise ShapeError(f"{name} are {shown(layers)}, expected numbers of {self.n_layers} layers")
-        factors = ("embedding_scale", "residual_scale", "logit_scale")
-        optional = (name for name in ("attention_scale", "score_cap", "logit_cap", "local_rope_base") if getattr(self, name) is not None)
-        for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", *factors, *optional):
-            positive(name, getattr(self, name), UnsupportedError)
-        if self.yarn is not None and (self.rope == "none" or self.rope_scaling != 1 or self.rope_base <= 1):
-            raise UnsupportedError(
-                f"YaRN in a model with rope {self.rope!r}, rope_base {self.rope_base} and rope_scaling {self.rope_scaling}, "
-                "expected RoPE with a base above 1 and no other scaling"
-            )
+        _check_kinds(self)
+        _check_numbers(self)
+        _check_experts(self)
+        _check_rope(self)
+        _check_scaling(self)
+        _check_layers(self)
 
     def window_of(self, layer: int) -> int | None:
         """The keys that a query of this layer sees at most; None: all."""
@@ -245,6 +193,86 @@ class Config:
     def has_choice(self) -> bool:
         """Whether a token takes some experts and not all."""
         return 0 < self.experts_used < self.experts
+
+
+def _check_kinds(c: Config) -> None:
+    """Checks what is no number."""
+    instance("architecture", c.architecture, str)
+    for name, kind in (("yarn", Yarn), ("longrope", LongRope)):
+        if getattr(c, name) is not None:
+            instance(name, getattr(c, name), kind)
+    for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
+        choice(name, getattr(c, name), get_args(choices), UnsupportedError)
+    for name in ("parallel_residual", "shared_norm", "joint_qk_norms", "normalized_experts"):
+        flag(name, getattr(c, name))
+    if c.shared_norm and not c.parallel_residual:
+        raise UnsupportedError("shared_norm is True without parallel_residual, expected branches that read the same input")
+
+
+def _check_numbers(c: Config) -> None:
+    """Checks each number by itself, and that heads share keys and values evenly."""
+    for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
+        integer(name, getattr(c, name), 1, error=ShapeError)
+    for name in ("experts", "shared_ffn"):
+        integer(name, getattr(c, name), 0, error=ShapeError)
+    for name, most in _MOST.items():
+        if getattr(c, name) > most:
+            raise UnsupportedError(f"{name} is {getattr(c, name)}, expected at most {most}")
+    if c.heads % c.kv_heads:
+        raise ShapeError(f"{c.heads} query heads cannot share {c.kv_heads} key-value heads evenly")
+    if c.window is not None:
+        integer("window", c.window, 1, LONGEST_CONTEXT, ShapeError)
+    for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", "embedding_scale", "residual_scale", "logit_scale"):
+        positive(name, getattr(c, name), UnsupportedError)
+    for name in ("attention_scale", "score_cap", "logit_cap", "local_rope_base"):
+        if getattr(c, name) is not None:
+            positive(name, getattr(c, name), UnsupportedError)
+
+
+def _check_experts(c: Config) -> None:
+    """Checks that a token's experts are some of the model's."""
+    integer("experts_used", c.experts_used, int(c.experts > 0), error=ShapeError)
+    if c.experts_used > c.experts or (c.shared_ffn and not c.experts):
+        raise ShapeError(f"experts_used is {c.experts_used} and shared_ffn {c.shared_ffn} in a model of {c.experts} experts")
+    if c.experts and not c.gated:
+        raise UnsupportedError(f"activation is {c.activation} in a model of experts, expected one with a gate")
+
+
+def _check_rope(c: Config) -> None:
+    """Checks that RoPE rotates pairs of a head's numbers."""
+    if c.rope_width is None:
+        if c.rope != "none" and c.head_dim % 2:
+            raise ShapeError(f"head width {c.head_dim} is odd, but RoPE rotates pairs")
+    elif c.rope == "none" or integer("rope_width", c.rope_width, 0, error=ShapeError) not in range(2, c.head_dim + 1, 2):
+        raise ShapeError(f"{c.rope_width} numbers of each head are rotated, expected an even number from 2 to {c.head_dim}")
+    if c.local_layers and c.rope == "none":
+        raise ShapeError(f"local_layers are {c.local_layers} with rope {c.rope!r}, expected RoPE")
+
+
+def _check_scaling(c: Config) -> None:
+    """Checks that RoPE is scaled in one way."""
+    if c.longrope is not None:
+        if c.rope == "none" or c.rope_scaling != 1 or c.yarn is not None:
+            raise UnsupportedError(f"LongRoPE in a model with rope {c.rope!r} that is also scaled in another way")
+        for which, divisors in (("short", c.longrope.short), ("long", c.longrope.long)):
+            if len(divisors) != c.rope_pairs:
+                raise ShapeError(f"LongRoPE's {which} list has {len(divisors)} factors, expected {c.rope_pairs}")
+    if c.yarn is not None and (c.rope == "none" or c.rope_scaling != 1 or c.rope_base <= 1):
+        raise UnsupportedError(
+            f"YaRN in a model with rope {c.rope!r}, rope_base {c.rope_base} and rope_scaling {c.rope_scaling}, "
+            "expected RoPE with a base above 1 and no other scaling"
+        )
+    if c.local_rope_base is not None and (c.yarn is not None or c.longrope is not None or c.rope_magnitude != 1):
+        raise UnsupportedError(f"local_rope_base is {c.local_rope_base} in a model with YaRN or LongRoPE, expected linear scaling or none")
+
+
+def _check_layers(c: Config) -> None:
+    """Checks the lists of layers."""
+    for name in ("window_layers", "rope_layers", "local_layers"):
+        layers = getattr(c, name)
+        numbers = isinstance(layers, tuple) and all(isinstance(n, int) and n in range(c.n_layers) for n in layers)
+        if layers is not None and not numbers:
+            raise ShapeError(f"{name} are {shown(layers)}, expected numbers of {c.n_layers} layers")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -318,9 +346,9 @@ class Linear:
 class Expert:
     """One expert of a layer: a feed-forward that some of the tokens take."""
 
-    ffn_gate: Annotated[Linear, "ffn", "width"]  # [F, D]
-    ffn_up: Annotated[Linear, "ffn", "width"]  # [F, D]
-    ffn_down: Annotated[Linear, "width", "ffn"]  # [D, F]
+    ffn_gate: Annotated[Linear, "ffn", "width"]
+    ffn_up: Annotated[Linear, "ffn", "width"]
+    ffn_down: Annotated[Linear, "width", "ffn"]
 
     def __repr__(self) -> str:
         return f"Expert({_summary(self.ffn_up.weights)})"
@@ -336,25 +364,25 @@ class Layer:
     In a model with experts, ffn_gate, ffn_up and ffn_down are those of the shared expert, of width shared_ffn, if there is one.
     """
 
-    attn_norm: Annotated[_Gain, "width"] = None  # [D], before attention
-    attn_q: Annotated[Linear, "q_width", "width"]  # [H*K, D]
-    attn_k: Annotated[Linear, "kv_width", "width"]  # [G*K, D]
-    attn_v: Annotated[Linear, "kv_width", "width"]  # [G*K, D]
-    attn_q_norm: Annotated[_Gain, "q_norm_width"] = None  # [K] of each query head, or [H*K] of all together
-    attn_k_norm: Annotated[_Gain, "k_norm_width"] = None  # [K] of each key head, or [G*K] of all together
-    attn_sub_norm: Annotated[_Gain, "q_width"] = None  # [H*K], after attention
-    attn_output: Annotated[Linear, "width", "q_width"]  # [D, H*K]
-    post_attention_norm: Annotated[_Gain, "width"] = None  # [D], after attention's output matrix
-    ffn_norm: Annotated[_Gain, "width"] = None  # [D], before the feed-forward
-    ffn_gate: Annotated[Linear | None, "dense_ffn", "width"] = None  # [F, D]
-    ffn_up: Annotated[Linear | None, "dense_ffn", "width"] = None  # [F, D]
-    ffn_sub_norm: Annotated[_Gain, "dense_ffn"] = None  # [F], after the activation
-    ffn_down: Annotated[Linear | None, "width", "dense_ffn"] = None  # [D, F]
-    post_ffw_norm: Annotated[_Gain, "width"] = None  # [D], after the feed-forward
-    attn_norm_bias: Annotated[_Gain, "width"] = None  # [D]
-    ffn_norm_bias: Annotated[_Gain, "width"] = None  # [D]
-    ffn_gate_inp: Annotated[Linear | None, "experts", "width"] = None  # [E, D], the router: its products choose a token's experts
-    ffn_gate_inp_shexp: Annotated[_Gain, "width"] = None  # [D], the sigmoid of its product multiplies the shared expert
+    attn_norm: Annotated[_Gain, "width"] = None  # before attention
+    attn_q: Annotated[Linear, "q_width", "width"]
+    attn_k: Annotated[Linear, "kv_width", "width"]
+    attn_v: Annotated[Linear, "kv_width", "width"]
+    attn_q_norm: Annotated[_Gain, "q_norm_width"] = None  # of each query head, or [H*K] of all together
+    attn_k_norm: Annotated[_Gain, "k_norm_width"] = None  # of each key head, or [G*K] of all together
+    attn_sub_norm: Annotated[_Gain, "q_width"] = None  # after attention
+    attn_output: Annotated[Linear, "width", "q_width"]
+    post_attention_norm: Annotated[_Gain, "width"] = None  # after attention's output matrix
+    ffn_norm: Annotated[_Gain, "width"] = None  # before the feed-forward
+    ffn_gate: Annotated[Linear | None, "dense_ffn", "width"] = None
+    ffn_up: Annotated[Linear | None, "dense_ffn", "width"] = None
+    ffn_sub_norm: Annotated[_Gain, "dense_ffn"] = None  # after the activation
+    ffn_down: Annotated[Linear | None, "width", "dense_ffn"] = None
+    post_ffw_norm: Annotated[_Gain, "width"] = None  # after the feed-forward
+    attn_norm_bias: Annotated[_Gain, "width"] = None
+    ffn_norm_bias: Annotated[_Gain, "width"] = None
+    ffn_gate_inp: Annotated[Linear | None, "experts", "width"] = None  # the router: its products choose a token's experts
+    ffn_gate_inp_shexp: Annotated[_Gain, "width"] = None  # the sigmoid of its product multiplies the shared expert
     experts: tuple[Expert, ...] = ()  # E of them
 
     def __repr__(self) -> str:
@@ -373,16 +401,16 @@ class Model:
     """Everything a forward pass reads."""
 
     config: Config
-    token_embd: Annotated[Table, "vocab", "width"]  # [V, D]
+    token_embd: Annotated[Table, "vocab", "width"]
     layers: tuple[Layer, ...]
-    output_norm: Annotated[NDArray[np.float32], "width"]  # [D]
-    rope_frequency: Annotated[NDArray[np.float64], "rope_pairs"]  # [J] radians per position, all scaling included
-    local_rope_frequency: Annotated[NDArray[np.float64] | None, "rope_pairs"] = None  # [J] the same in Config.local_layers
+    output_norm: Annotated[NDArray[np.float32], "width"]
+    rope_frequency: Annotated[NDArray[np.float64], "rope_pairs"]  # radians per position, all scaling included
+    local_rope_frequency: Annotated[NDArray[np.float64] | None, "rope_pairs"] = None  # the same in Config.local_layers
     output: Annotated[Table | None, "vocab", "width"] = None  # [V, D]; None: the head is token_embd
-    output_bias: Annotated[_Gain, "vocab"] = None  # [V]
-    output_norm_bias: Annotated[_Gain, "width"] = None  # [D]
-    position_embd: Annotated[Table | None, "context", "width"] = None  # [positions, D], added to the embedding
-    rope_factors: Annotated[_Gain, "rope_pairs"] = None  # [J], divide rope_frequency in addition to rope_scaling (Llama 3)
+    output_bias: Annotated[_Gain, "vocab"] = None
+    output_norm_bias: Annotated[_Gain, "width"] = None
+    position_embd: Annotated[Table | None, "context", "width"] = None  # added to the embedding
+    rope_factors: Annotated[_Gain, "rope_pairs"] = None  # divide rope_frequency in addition to rope_scaling (Llama 3)
     stated_dtype: str = ""  # the float type that the file tells engines to compute in; empty where it tells none
     norm_offset: float = 0.0  # what norms add to their weights as the file has them, included in those here (1 in folders of Gemma)
 

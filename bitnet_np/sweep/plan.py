@@ -128,7 +128,7 @@ def read_plan(path: Path) -> tuple[Task, ...]:
             for task in reader.tasks(run):
                 tasks.setdefault(task.key, task)
                 if len(tasks) > MOST_ROWS:
-                    raise OptionError(f"more than {MOST_ROWS} rows, expected at most so many")
+                    raise OptionError(f"the plan has more than the {MOST_ROWS} rows that it may have")
     return tuple(tasks.values())
 
 

@@ -3,9 +3,7 @@
 models.py      random models, in memory and as GGUF files
 space.py       cases: models and calls as a few numbers, around the edges of engines
 strategies.py  the same for Hypothesis
-released.py    random models in the exact form of the released BitNet file
 hf_files.py    models as Hugging Face folders
-gguf_bytes.py  the bytes of GGUF files, right or wrong
 noise.py       numbers that are the same on every machine
 selftest.py    known bits of every kernel, and the kernels against the contract
 model_cases.py whole models for it

@@ -74,13 +74,13 @@ def random_model(
     """A model of SHAPE, changed by `shape`, in which every part matters.
 
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
-    matrix and norm has a scale of its own: a bug anywhere shows.
+    matrix and norm has a different scale, so that a bug anywhere shows.
 
     seed: of NumPy's generator, or a generator, or Noise, with which the model is the same everywhere.
     family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
     table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
     weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
-    gain: multiplies all matrices of the layers, up to MOST_GAIN. inner_norms: gives each linear a norm of its own.
+    gain: multiplies all matrices of the layers, up to MOST_GAIN. inner_norms: gives each linear an inner norm.
     """
     choice("the family", family, FAMILIES)
     if not isinstance(seed, Generator):

@@ -173,7 +173,7 @@ def _blocks(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
 
 
 def _blocks_of_many_rows(ops: Backend, kind: TensorType) -> tuple[NDArray, ...]:
-    """Products of so many rows that they go to matrix tiles where the processor has them: whole tiles of rows, and some more."""
+    """Products of enough rows for matrix tiles, where the processor has them: whole tiles of rows, and a remainder."""
     x, data = noise(62, 53, 512), random_table(Noise(2), kind.name, 37, 512).data
     return tuple(y for part in (x, x[:48]) for y in ops.matmuls_blocks_as_llama_cpp(part, (data, kind)))
 

@@ -4,7 +4,7 @@ One tokenizer therefore serves both kinds of source, and converting a folder kee
 by name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -135,22 +135,12 @@ def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vo
     spelled: dict[int, tuple[str, int]] = {}
     for spelling, i in _object(bpe.get("vocab"), f"{where}: model.vocab").items():
         if type(i) is not int or i < 0 or i in spelled:
-            raise FileFormatError(f"{where}: model.vocab has {shown(spelling)} as {shown(i)}, expected an id of its own")
+            raise FileFormatError(f"{where}: model.vocab has {shown(spelling)} as {shown(i)}, expected a distinct id")
         spelled[i] = spelling, BYTE if scored and spelling in BYTES else NORMAL
-    added = tokenizer.get("added_tokens") or []
-    if not isinstance(added, list):
-        raise FileFormatError(f"{where}: added_tokens is {shown(added)}, expected an array")
-    for entry in added:
-        entry = _object(entry, f"{where}: an entry of added_tokens")
-        token, text = entry.get("id"), entry.get("content")
-        if type(token) is not int or token < 0 or not isinstance(text, str) or spelled.get(token, (text, 0))[0] != text:
-            raise FileFormatError(f"{where}: added_tokens has {shown(text)} as {shown(token)}, expected an id of its own")
-        for key in _ADDED:
-            if entry.get(key) not in _OFF:
-                raise UnsupportedError(f"{where}: the added token {shown(text)} has {key}, which is not supported")
-        if entry.get("normalized") is True and tokenizer.get("normalizer") is not None:
-            raise UnsupportedError(f"{where}: the added token {shown(text)} is normalized, which is not supported with a normalizer")
-        spelled[token] = text, CONTROL if entry.get("special") is True else USER_DEFINED
+    for i, text, kind in _added_tokens(where, tokenizer):
+        if spelled.get(i, (text, kind))[0] != text:
+            raise FileFormatError(f"{where}: added_tokens has {shown(text)} as {shown(i)}, expected a distinct id")
+        spelled[i] = text, kind
     for i, (text, _) in spelled.items():
         if scored and text == bpe.get("unk_token"):
             spelled[i] = text, UNKNOWN
@@ -161,6 +151,24 @@ def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vo
         raise FileFormatError(f"{where}: {size} ids for {len(spelled)} tokens, expected at most {_MAX_PADDING} more")
     both = [spelled.get(i, (f"[PAD{i}]", UNUSED)) for i in range(size)]
     return [text for text, _ in both], [kind for _, kind in both]
+
+
+def _added_tokens(where: str, tokenizer: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]:
+    """Id, text and type of each added token."""
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise FileFormatError(f"{where}: added_tokens is {shown(added)}, expected an array")
+    for entry in added:
+        entry = _object(entry, f"{where}: an entry of added_tokens")
+        i, text = entry.get("id"), entry.get("content")
+        if type(i) is not int or i < 0 or not isinstance(text, str):
+            raise FileFormatError(f"{where}: added_tokens has {shown(text)} as {shown(i)}, expected a text and its id")
+        for key in _ADDED:
+            if entry.get(key) not in _OFF:
+                raise UnsupportedError(f"{where}: the added token {shown(text)} has {key}, which is not supported")
+        if entry.get("normalized") is True and tokenizer.get("normalizer") is not None:
+            raise UnsupportedError(f"{where}: the added token {shown(text)} is normalized, which is not supported with a normalizer")
+        yield i, text, CONTROL if entry.get("special") is True else USER_DEFINED
 
 
 def _merges(where: str, merges: Any) -> list[tuple[str, str]]:

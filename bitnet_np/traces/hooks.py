@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError, ShapeError, shown
+from . import labels
 from .arrays import as_numpy
-from .formats import labels
 from .points import LAYER_INPUT, TOP_EXPERTS, Key, Trace
 
 Floats = NDArray[np.floating]

@@ -131,7 +131,9 @@ def _compared(
     """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(stored > _LEAST, np.exp(stored), stored * 0).sum(axis=1)  # NaN where something is not finite
-    for i in np.flatnonzero(~((sums >= _SUMS[0]) & (sums <= _SUMS[1])))[:1]:
+    sound = (sums >= _SUMS[0]) & (sums <= _SUMS[1])
+    if not sound.all():
+        i = sound.argmin()
         raise FileFormatError(f"{where}, position {positions[i]}: its probabilities add up to {sums[i]:.3g}, expected about 1")
     wide = log_probabilities(logits)
     kl = np.where(stored > _LEAST, np.exp(stored) * (stored - wide), 0).sum(axis=1)

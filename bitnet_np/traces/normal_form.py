@@ -47,39 +47,36 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
     def refuse(expected: str) -> FileFormatError:
         return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
 
-    def flat(*axes: int) -> Form:
-        return Form(axes, axes)
-
     if not shape or 0 in shape:
         raise refuse("numbers, at least one")
-    if key.name in SCORES:
-        left = without_leading_ones(shape, 3)
-        if len(left) != 3:
-            raise refuse("[heads, tokens, keys]")
-        return flat(*left)
     if key.name.endswith("_scale"):
-        long = tuple(n for n in shape if n > 1) or (1,)
-        if len(long) != 1:
+        axes = tuple(n for n in shape if n > 1) or (1,)
+        if len(axes) != 1:
             raise refuse("[tokens]")
-        return flat(*long)
-    left = without_leading_ones(shape, 3)
-    if key.name in SLOTS and len(left) == 3 and (left[0] == rows or (rows is None and left[0] != 1)):
-        return Form((left[0], left[1] * left[2]), left)
-    if len(left) < 3:
-        return flat(*(1, *left)[-2:])
-    if len(left) > 3:
+        return Form(axes, axes)
+    axes = without_leading_ones(shape, 3)
+    if key.name in SCORES:
+        if len(axes) != 3:
+            raise refuse("[heads, tokens, keys]")
+        return Form(axes, axes)
+    if len(axes) > 3:
         raise refuse("[tokens, width]")
-    a, b, c = left
+    if len(axes) < 3:
+        axes = (1, *axes)[-2:]
+        return Form(axes, axes)
+    a, b, c = axes
+    if key.name in SLOTS and (a == rows or (rows is None and a != 1)):
+        return Form((a, b * c), axes)
     if a == 1 and (key.name not in HEADS or 1 != rows == b):  # a batch of one
-        return flat(b, c)
+        return Form((b, c), (b, c))
     if key.name not in HEADS:
         raise refuse("[tokens, width]: one sequence")
     if a == b == rows and a > 1:
         raise refuse(f"[{a}, heads * head width]: with {a} tokens and {a} heads either could be the first axis")
-    heads_first = b == rows if rows in (a, b) and a != rows else rows not in (a, b) and a == heads != b
+    heads_first = a != rows if rows in (a, b) else a == heads != b
     if heads_first and heads not in (None, a):
         raise refuse(f"[tokens, width] or {heads} heads: one sequence")
-    return Form((b, a * c) if heads_first else (a, b * c), left, heads_first)
+    return Form((b, a * c) if heads_first else (a, b * c), axes, heads_first)
 
 
 def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Loss and gradients of batches, to judge a training engine by: definition.py, with its arguments checked."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, get_args
 
@@ -129,35 +129,42 @@ def _check_covered(c: Config) -> None:
     family = FAMILIES.get(c.architecture)
     if family is None or family.norms not in (NORMS, ("attn_norm", "ffn_norm")) or family.head_norms:
         raise UnsupportedError(f"architecture is {c.architecture!r}, gradients are there for BitNet's and Llama's")
-    strange = [f.name for f in fields(c) if f.default is not MISSING and f.name not in _FREE and getattr(c, f.name) != f.default]
-    for name in ["activation"] * (c.activation not in definition.GATES) + ["rope"] * (c.rope == "none") + strange:
-        raise UnsupportedError(f"{name} is {getattr(c, name)!r}, which has no gradient here")
+    beyond = {"activation": c.activation not in definition.GATES, "rope": c.rope == "none"}
+    beyond |= {f.name: getattr(c, f.name) != f.default for f in fields(c) if f.default is not MISSING and f.name not in _FREE}
+    if names := [name for name, is_beyond in beyond.items() if is_beyond]:
+        raise UnsupportedError(f"{names[0]} is {getattr(c, names[0])!r}, which has no gradient here")
 
 
 def _checked(c: Config, parameters: Mapping[str, Parameter]) -> dict[str, definition.Array]:
     """The parameters in float64, ternary matrices dequantised. Raises ShapeError or NonFiniteError."""
+    shapes = _shapes(c, parameters)
+    return {name: _in_float64(name, value, shapes[name]) for name, value in parameters.items()}
+
+
+def _shapes(c: Config, names: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter that a model with parameters of these names may have. Raises ShapeError for other names."""
     family, of_layer, layers = FAMILIES[c.architecture], layer_shapes(c), range(c.n_layers)
-    shapes = parameter_shapes(c, "output.weight" not in parameters)
+    shapes = parameter_shapes(c, "output.weight" not in names)
     shapes |= {f"blk.{n}.{field}.bias": of_layer[field][:1] for n in layers for field in family.biases}
-    optional = {f"blk.{n}.{field}.bias": of_layer[field][:1] for n in layers for field in family.optional_biases}
+    if missing := [name for name in shapes if name not in names]:
+        raise ShapeError(f"parameter {missing[0]} is missing, expected floats {list(shapes[missing[0]])}")
+    shapes |= {f"blk.{n}.{field}.bias": of_layer[field][:1] for n in layers for field in family.optional_biases}
     if family.rope_factors and scaling_factors(c) is None:
-        optional[FACTORS] = (c.rope_pairs,)
-    for name in [name for name in shapes if name not in parameters]:
-        raise ShapeError(f"parameter {name} is missing, expected floats {list(shapes[name])}")
-    shapes |= optional
-    for name in [name for name in parameters if name not in shapes]:
-        raise ShapeError(f"parameter {name!r} has no place in a {c.architecture} of {c.n_layers} layers")
-    checked = {}
-    for name, value in parameters.items():
-        shape = shapes[name]
-        if isinstance(value, Ternary) and name.removesuffix(".weight").rpartition(".")[2] in MATRICES:
-            for flaw in ternary_flaws(name, value, (shape[0], shape[1])):
-                raise ShapeError(f"parameter {flaw}")
-            value = packing.unpack(value) * float(value.scale)
-        if not (isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.shape == shape):
-            kind = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise ShapeError(f"parameter {name} is {kind}, expected floats {list(shape)}")
-        if not np.isfinite(value).all():
-            raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
-        checked[name] = value.astype(np.float64)
-    return checked
+        shapes[FACTORS] = (c.rope_pairs,)
+    if unknown := [name for name in names if name not in shapes]:
+        raise ShapeError(f"parameter {unknown[0]!r} has no place in a {c.architecture} of {c.n_layers} layers")
+    return shapes
+
+
+def _in_float64(name: str, value: Parameter, shape: tuple[int, ...]) -> definition.Array:
+    """A parameter of this shape in float64."""
+    if isinstance(value, Ternary) and name.removesuffix(".weight").rpartition(".")[2] in MATRICES:
+        for flaw in ternary_flaws(name, value, (shape[0], shape[1])):
+            raise ShapeError(f"parameter {flaw}")
+        value = packing.unpack(value) * float(value.scale)
+    if not (isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.shape == shape):
+        kind = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ShapeError(f"parameter {name} is {kind}, expected floats {list(shape)}")
+    if not np.isfinite(value).all():
+        raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
+    return value.astype(np.float64)

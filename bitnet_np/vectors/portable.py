@@ -21,7 +21,10 @@ _ROOT_PI = Decimal("1.7724538509055160272981674833411451827975494561223871282138
 def _of_number(
     compute: Callable[[Decimal], Decimal], digits: int, low: float, high: float, below: float, above: float
 ) -> Callable[[NDArray], NDArray]:
-    """A function of each number of an array, to so many digits and then to float64. below, above: what it gives outside of its range."""
+    """A function of each number of an array, computed to a number of digits and rounded to float64.
+
+    below, above: its values outside of its range.
+    """
 
     @lru_cache(maxsize=1 << 16)
     def one(x: float) -> float:
@@ -87,7 +90,7 @@ clip less less_equal greater greater_equal equal not_equal isfinite isnan isinf 
 bitwise_and bitwise_or copysign frexp ldexp spacing""".split()  # noqa: SIM905
 """What IEEE fixes, or is exact."""
 _OF_MATRICES = ("dot", "einsum", "inner", "tensordot", "vdot")
-"""Functions that add up in an order of their own."""
+"""NumPy functions whose order of summation is not specified."""
 
 
 class Portable(np.ndarray):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.released import TINY
 from bitnet_np import Model, forward_full
 from bitnet_np.base import blas
 from bitnet_np.testing.models import random_model
-from bitnet_np.testing.released import TINY
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of
 
 from .report import Table, spread

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import released as released_form
+from benchmarks.released import ARCHITECTURES, released, write_released
 from bitnet_np import Config, Linear, Model
 from bitnet_np.base.errors import OptionError
 from bitnet_np.base.tensor_types import TQ2_0
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.model.records import Layer, Ternary
-from bitnet_np.testing import released as testing_released
-from bitnet_np.testing.released import ARCHITECTURES, released, write_released
 
-SHAPES = [name for name in testing_released.SHAPES if name != "custom"]
+SHAPES = [name for name in released_form.SHAPES if name != "custom"]
 
 
 def folder() -> Path:
@@ -26,7 +26,7 @@ def folder() -> Path:
 
 def cached(where: Path, kind: str, config: Config, seed: int, write: Callable[[Path], None]) -> Path:
     """The file, written unless it is there. Its name holds a digest of config, seed and makers: a changed maker makes a new file."""
-    makers = b"".join(Path(str(module)).read_bytes() for module in (testing_released.__file__, __file__))
+    makers = b"".join(Path(str(module)).read_bytes() for module in (released_form.__file__, __file__))
     name = hashlib.sha256(f"{config} {seed} ".encode() + makers).hexdigest()[:12]
     path = where / f"{kind}-{name}.gguf"
     if not path.exists():
@@ -37,7 +37,7 @@ def cached(where: Path, kind: str, config: Config, seed: int, write: Callable[[P
 
 def ours(where: Path, name: str, seed: int) -> Path:
     """The file of a random model as make_model.py writes them."""
-    config = released(**testing_released.SHAPES[name])
+    config = released(**released_form.SHAPES[name])
     return cached(where, name, config, seed, lambda path: write_released(path, config, seed))
 
 

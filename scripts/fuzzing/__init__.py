@@ -2,5 +2,5 @@
 
 seeds.py           the sound files that are changed         cases.py       one case: a changed file, read and used
 edits.py           changes that know no format              hf_folders.py  changes to Hugging Face folders
-gguf_document.py   changes to GGUF files
+gguf_document.py   changes to GGUF files                    gguf_bytes.py  the bytes of GGUF files, right or wrong
 """

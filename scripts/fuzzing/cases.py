@@ -17,9 +17,9 @@ from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.base.errors import Error
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.files.load import model_from, open_model
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import COMPLETIONS, bitnet_rs, eval_callback, read_any
+from fuzzing.gguf_bytes import Document
 
 from .arguments import ADDRESSES, use_arguments
 from .edits import edit_file

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from bitnet_np.testing.gguf_bytes import Entry
+from fuzzing.gguf_bytes import Entry
 
 NUMBERS = [
     *range(18),

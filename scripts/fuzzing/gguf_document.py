@@ -13,9 +13,9 @@ from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import families
-from bitnet_np.testing import gguf_bytes as gguf
-from bitnet_np.testing.gguf_bytes import Document, number, numbers, text, texts, u32
 from bitnet_np.testing.models import random_model, write_gguf
+from fuzzing import gguf_bytes as gguf
+from fuzzing.gguf_bytes import Document, number, numbers, text, texts, u32
 
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_bytes, edit_tensors
 

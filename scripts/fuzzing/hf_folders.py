@@ -7,8 +7,8 @@ from typing import Any
 
 from bitnet_np.base.errors import Error
 from bitnet_np.files.safetensors_file import DTYPES, header
-from bitnet_np.testing.gguf_bytes import Entry
 from bitnet_np.testing.hf_files import FLOATS, folder_files, folder_model, folder_tensors
+from fuzzing.gguf_bytes import Entry
 
 from .edits import FLOAT_VALUES, NUMBERS, SHAPES, edit_file, edit_tensors
 from .seeds import CONFIGS

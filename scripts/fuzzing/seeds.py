@@ -14,13 +14,13 @@ from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import LongRope, Yarn
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.hf_files import FLOATS, write_hf
 from bitnet_np.testing.models import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.traces.formats.registry import FORMATS
 from bitnet_np.traces.points import Key
+from fuzzing.gguf_bytes import Document
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 VOCAB = 6

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from command_line import TINY, TOKENS, write_file
+from fuzzing.gguf_bytes import FLOAT32, UINT32, Entry, number, text
+from fuzzing.gguf_bytes import gguf as build
 
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.model import packing
-from bitnet_np.testing.gguf_bytes import FLOAT32, UINT32, Entry, number, text
-from bitnet_np.testing.gguf_bytes import gguf as build
 from bitnet_np.testing.models import random_model, write_gguf
 
 DATA = Path(__file__).parents[1] / "data"

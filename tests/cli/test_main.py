@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import TINY, needs_text, save_array, write_file
+from fuzzing.gguf_bytes import gguf as build
 
 import bitnet_np
 from bitnet_np.cli import generate as generate_command
 from bitnet_np.cli import logits as logits_command
 from bitnet_np.cli.main import build_parser, main
-from bitnet_np.testing.gguf_bytes import gguf as build
 from bitnet_np.testing.models import random_model, write_gguf
 
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest", "completion")

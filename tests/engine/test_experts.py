@@ -8,6 +8,7 @@ import hf_models
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn, rewrite
+from fuzzing.gguf_bytes import Document
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, ShapeError, UnsupportedError
@@ -18,7 +19,6 @@ from bitnet_np.files.load import load
 from bitnet_np.gpu.device import place
 from bitnet_np.model.checks import check_model
 from bitnet_np.model.records import Linear
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -175,7 +175,7 @@ def with_expert(**changes):
         ({"experts": (*LAYER.experts[:4], LAYER)}, "experts are tuple of 5"),
         (with_expert(ffn_up=None), "expert 2: ffn_up is NoneType"),
         (with_expert(ffn_down=EXPERT.ffn_up, ffn_up=Linear(np.ones((5, 256), np.float32))), "expert 2: ffn_up is"),
-        (with_expert(ffn_up=replace(EXPERT.ffn_up, norm=np.ones(256, np.float32))), "expert 2: ffn_up has a norm of its own"),
+        (with_expert(ffn_up=replace(EXPERT.ffn_up, norm=np.ones(256, np.float32))), "expert 2: ffn_up has a separate norm"),
         ({"ffn_gate_inp": None}, "ffn_gate_inp is NoneType"),
         ({"ffn_gate_inp_shexp": None}, "ffn_gate_inp_shexp is NoneType"),
         ({"ffn_up": None}, "ffn_up is NoneType"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from family_models import assert_refused, drawn
+from fuzzing.gguf_bytes import FLOAT32, UINT32, UINT64, number, numbers, text
 from gguf_models import KEYS, OPTIONAL, A
 from models import assert_same_bits
 
@@ -15,7 +16,6 @@ from bitnet_np.files.load import load
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.model.rope import rope_frequencies
-from bitnet_np.testing.gguf_bytes import FLOAT32, UINT32, UINT64, number, numbers, text
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]

@@ -11,15 +11,9 @@ from random import Random
 import gguf
 import numpy as np
 import pytest
+from fuzzing import gguf_bytes
 from fuzzing.edits import edited
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
-from bitnet_np.base.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
-from bitnet_np.files.gguf_file import GGUFFile, open_gguf
-from bitnet_np.testing import gguf_bytes
-from bitnet_np.testing.gguf_bytes import (
+from fuzzing.gguf_bytes import (
     ARRAY,
     BOOL,
     FLOAT32,
@@ -35,7 +29,13 @@ from bitnet_np.testing.gguf_bytes import (
     text,
     texts,
 )
-from bitnet_np.testing.gguf_bytes import gguf as build
+from fuzzing.gguf_bytes import gguf as build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitnet_np.base.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.base.tensor_types import BY_NUMBER, I2_S, OF_NUMBER_42, TensorType
+from bitnet_np.files.gguf_file import GGUFFile, open_gguf
 
 SAMPLE = build(
     [

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from family_models import assert_refused, drawn
+from fuzzing.gguf_bytes import Document
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, open_model
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -68,7 +68,7 @@ def test_a_part_keeps_its_name(whole, tmp_path):
         ({"no_0": None}, FileFormatError, "'split.no' is missing"),
         ({"count_0": 2000}, UnsupportedError, "split.count is 2000, expected at most 1024 parts"),
         ({"tensors_0": 99}, FileFormatError, "split.tensors.count is 99, but its 3 parts have"),
-        ({"again": 1}, FileFormatError, "is in a part before, too"),
+        ({"again": 1}, FileFormatError, "is also in an earlier part"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(whole, tmp_path, changes, error, message):

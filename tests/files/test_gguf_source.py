@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from block_samples import arm_layout, four_row_layout
 from family_models import assert_refused, drawn
+from fuzzing.gguf_bytes import Document, Entry
 from gguf_models import MATRIX_NAMES, TENSORS, assert_same_model, written_model
 
 from bitnet_np import spec
@@ -17,7 +18,6 @@ from bitnet_np.files.load import load
 from bitnet_np.model import packing
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.records import Blocks, Linear, Ternary
-from bitnet_np.testing.gguf_bytes import Document, Entry
 from bitnet_np.testing.models import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]

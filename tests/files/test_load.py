@@ -5,7 +5,9 @@ from math import nan
 import numpy as np
 import pytest
 import resident
+from benchmarks.released import released, write_released
 from family_models import assert_refused
+from fuzzing.gguf_bytes import UINT32, UINT64, Entry, number
 from gguf_models import CONFIG, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, OptionError
@@ -14,8 +16,6 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.model import packing
 from bitnet_np.model.records import Ternary
-from bitnet_np.testing.gguf_bytes import UINT32, UINT64, Entry, number
-from bitnet_np.testing.released import released, write_released
 
 
 @pytest.mark.parametrize("keys", [{}, OPTIONAL, {A + "block_count": number(UINT64, 2)}, {"llama.rope.scaling": number(UINT32, 2)}])

@@ -105,7 +105,7 @@ DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
         ("a.gguf.gz", gzip.compress(b"GGUF", mtime=0), "compressed by gzip, expected GGUF: gunzip it first"),
         ("a.npy", b"\x93NUMPY\1\0", DUMP),
         ("a.bin", b"PK\3\4" + 26 * b"\0" + b"archive/data.pkl", "weights that torch.save wrote, expected safetensors"),
-        ("a.safetensors", b"\2\0\0\0\0\0\0\0{}", "no config.json beside it, expected one as in a Hugging Face folder, unless"),
+        ("a.safetensors", b"\2\0\0\0\0\0\0\0{}", "no config.json in the same folder, expected one as in a Hugging Face folder, unless"),
         ("a.onnx", b"\x08\x08", "an ONNX graph; name the GGUF file or Hugging Face folder that it was exported from"),
         ("dump/l_out-0.npy", b"", f"dump: {DUMP}"),
     ],

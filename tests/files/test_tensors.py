@@ -5,6 +5,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 from family_models import assert_refused
+from fuzzing.gguf_bytes import Entry
 from gguf_models import FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, patched, ternary
 from models import assert_same_bits
 
@@ -12,7 +13,6 @@ from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedEr
 from bitnet_np.base.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
 from bitnet_np.files.load import load
 from bitnet_np.model import packing, widen
-from bitnet_np.testing.gguf_bytes import Entry
 
 
 def of_type(name, kind):

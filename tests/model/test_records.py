@@ -29,7 +29,7 @@ LONGROPE = LongRope(16, (1.0,) * 10, (2.0,) * 10)
         ({"rope": "none", "rope_width": 2}, "2 numbers of each head"),
         ({"rope_scaling": 0.0}, "rope_scaling is 0.0"),
         ({"longrope": LongRope(16, (1.0,) * 9, (1.0,) * 10)}, "LongRoPE's short list has 9 factors, expected 10"),
-        ({"longrope": LONGROPE, "rope_scaling": 2.0}, "LongRoPE in a model with rope 'halves' that is scaled in another way, too"),
+        ({"longrope": LONGROPE, "rope_scaling": 2.0}, "LongRoPE in a model with rope 'halves' that is also scaled in another way"),
         ({"longrope": LONGROPE, "local_rope_base": 1.0}, "local_rope_base is 1.0 in a model with YaRN or LongRoPE"),
         ({"shared_norm": True}, "shared_norm is True without parallel_residual"),
         ({"local_layers": (0,), "rope": "none"}, r"local_layers are \(0,\) with rope 'none', expected RoPE"),

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from family_models import drawn
+from fuzzing.gguf_bytes import UINT32, number
 from gguf_models import A
 
 from bitnet_np import spec
@@ -13,7 +14,6 @@ from bitnet_np.files.load import load
 from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model.records import Yarn
 from bitnet_np.model.rope import LARGEST_ANGLE, longrope_magnitude, rope_frequencies, yarn_factors, yarn_magnitude
-from bitnet_np.testing.gguf_bytes import UINT32, number
 from bitnet_np.testing.models import random_model
 
 

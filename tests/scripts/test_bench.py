@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import pytest
 from benchmarks import forwards, gradients, memory, models, neighbours, operations, peaks, processes, report
+from benchmarks.released import released
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, Setup, check, measure, simple, summary, tokens
 
 from bitnet_np import forward_full, load
@@ -24,7 +25,6 @@ from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.kernels import workspace
 from bitnet_np.kernels.fast import amx
 from bitnet_np.testing.models import random_model
-from bitnet_np.testing.released import released
 from bitnet_np.testing.selftest import digest
 
 FAKE_LLAMA = """

@@ -5,14 +5,14 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from benchmarks.released import SHAPES, released, tensor_table, vocabulary, write_released
 from make_model import main
 
+import bitnet_np
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.testing import released as testing_released
-from bitnet_np.testing.released import SHAPES, released, tensor_table, vocabulary, write_released
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 
-PACKAGED = Path(testing_released.__file__).parents[1] / "data" / "tiny.gguf"  # a file of the released form, not made by this script
+PACKAGED = Path(bitnet_np.__file__).parent / "data" / "tiny.gguf"  # a file of the released form, not made by this script
 SMALL = ["--vocab", "300", "--context", "64", "--width", "128", "--layers", "2", "--ffn", "256", "--heads", "4", "--kv-heads", "2"]
 SMALL += ["--head-dim", "32", "--eps", "1e-6", "--rope-base", "10000"]
 

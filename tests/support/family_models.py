@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzzing.gguf_bytes import Document
 from models import random_model
 
 from bitnet_np.base.errors import Error
 from bitnet_np.files.load import load
 from bitnet_np.model.records import Ternary
-from bitnet_np.testing.gguf_bytes import Document
 from bitnet_np.testing.models import write_gguf
 
 SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}

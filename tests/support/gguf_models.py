@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from fuzzing.gguf_bytes import FLOAT32, UINT32, Entry, number, text
+from fuzzing.gguf_bytes import gguf as build
 from models import assert_same_bits, random_model
 
 from bitnet_np.base.tensor_types import BF16, F16, F32, I2_S
@@ -12,8 +14,6 @@ from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.model import packing
 from bitnet_np.model.families import NORMS, layer_shapes
 from bitnet_np.model.records import MATRICES, Linear, Model, Ternary
-from bitnet_np.testing.gguf_bytes import FLOAT32, UINT32, Entry, number, text
-from bitnet_np.testing.gguf_bytes import gguf as build
 
 SIZES = {"vocab": 9, "context": 64, "width": 128, "n_layers": 2, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 32}
 MODEL = random_model(11, table="float16", eps=float(np.float32(1e-5)), **SIZES)

@@ -7,6 +7,7 @@ from pathlib import Path
 import hf_models
 import numpy as np
 import pytest
+from benchmarks.released import CHAT_TEMPLATE
 from hf_models import bitnet_folder
 from tokenizer_files import changed, from_json
 from tokenizer_models import CONFIG, OURS, SPECIAL, TOLD
@@ -15,7 +16,6 @@ from bitnet_np.base.errors import FileFormatError, UnsupportedError
 from bitnet_np.cli import main as cli
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import open_model
-from bitnet_np.testing.released import CHAT_TEMPLATE
 from bitnet_np.text.byte_level import PRE_TOKENIZERS
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text.tokenizer import tokenizer_from
@@ -66,12 +66,12 @@ def test_special_tokens_and_the_chat_template():
         ("pre_tokenizer.pretokenizers.1.add_prefix_space", True, UnsupportedError, "pre_tokenizer is"),
         ("pre_tokenizer.pretokenizers.1.use_regex", True, UnsupportedError, "pre_tokenizer is"),
         ("added_tokens.0.lstrip", True, UnsupportedError, "has lstrip"),
-        ("added_tokens.0.id", 3, FileFormatError, "as 3, expected an id of its own"),
+        ("added_tokens.0.id", 3, FileFormatError, "as 3, expected a distinct id"),
         ("added_tokens.0.id", 2**40, FileFormatError, "expected at most 65536 more"),
         ("added_tokens", {}, UnsupportedError, "post_processor makes"),
         ("added_tokens", 7, FileFormatError, "added_tokens is 7"),
         ("model.vocab", [], FileFormatError, "model.vocab is []"),
-        ("model.vocab.!", 1, FileFormatError, "as 1, expected an id of its own"),
+        ("model.vocab.!", 1, FileFormatError, "as 1, expected a distinct id"),
         ("model.merges", {}, FileFormatError, "model.merges is {}"),
         ("model.merges", [["a", "b", "c"]], FileFormatError, "model.merges has ['a', 'b', 'c'], expected two tokens"),
         ("model.merges", ["! \u4e00"], FileFormatError, "is no token of type normal"),

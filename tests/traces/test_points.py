@@ -7,7 +7,7 @@ from recorder import record_all
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.model.families import FAMILIES
-from bitnet_np.traces.formats import labels
+from bitnet_np.traces import labels
 from bitnet_np.traces.formats.nodes import node_of
 from bitnet_np.traces.normal_form import heads_of, normal_form
 from bitnet_np.traces.points import POINTS, RECORDED, Entry, Key, Points, Trace, key_of, meaning, ours_of

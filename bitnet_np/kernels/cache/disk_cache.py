@@ -78,6 +78,12 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
     return decorate
 
 
+# IEEE division: Python's would raise on a zero, and test for one at every step
+serial = compiled(error_model="numpy")
+inlined = compiled(error_model="numpy", forceinline=True)  # for functions of a full tile, an argument that would go through memory
+rule = compiled(inline="always")  # Numba inlines it before it knows types, with the error model of the calling kernel
+
+
 @lru_cache
 def _warn_of_numba() -> None:
     warnings.warn(

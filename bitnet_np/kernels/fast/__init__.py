@@ -6,7 +6,8 @@ byte_dots.py      byte dot products: the instructions of each processor
 ternary_steps.py  ternary codes out of packed bytes, and their products
 block_codes.py    the integers in ggml's blocks, as bytes
 block_floats.py   ggml's blocks as floats
-block_bytes.py    their codes times bytes
+plans.py          the order in which a type's codes are multiplied by bytes
+block_bytes.py    these products
 float_control.py  the register that controls floating-point arithmetic
 amx.py            Intel's matrix tiles, and a plain twin
 team.py           how a team of threads runs a kernel

@@ -26,7 +26,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ..launching import inlined
+from ..cache.disk_cache import inlined
 from ..processor import architecture, cpu_features
 from .emit import I8, I64, Emitter, constant
 

@@ -17,7 +17,6 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 
 from ...base.block_formats import Factor, Integers
-from ..ggml.plans import PLANS, REGISTER, Plan
 from .block_codes import bytes_of, has_sign, joined_runs, widened
 from .block_floats import number_of_byte
 from .byte_dots import broadcast_four, dot_bytes, instruction, own, sums_of_neighbours, word_products
@@ -40,6 +39,7 @@ from .emit import (
     emitted,
     first,
 )
+from .plans import PLANS, REGISTER, Plan
 from .simd import folded, total, widened_half
 
 

@@ -16,13 +16,13 @@ from ...base.block_formats import FORMATS, RUN
 from ...base.tensor_types import TensorType
 from ..fast.block_bytes import ROWS, Chunk, add_lanes, close_unit, dot_rows, minimums, of_plan, open_unit, run_step, unpack_chunk
 from ..fast.emit import LANES, Strided
+from ..fast.plans import PLANS
 from ..fast.simd import address_of, load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from ..launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from ..ternary_product import block_of, blocks_of
 from ..tiles import ROW_BLOCK, WIDE
 from ..workspace import aligned, empty
 from .activations import round_row
-from .plans import PLANS
 
 Bytes = NDArray[np.uint8]
 

@@ -2,7 +2,7 @@
 
 registry.py     the table of formats, and the detection of a file's format
 output.py       the Writer that each format has               arrays.py     the trace of a file's arrays by their labels
-labels.py       what labels in a file stand for        loose_labels.py  other writings of them, and layers from 1
+loose_labels.py labels in other spellings, and layers that are counted from 1
 npy.py, safetensors.py, torch_file.py                         arrays by label
 text.py         one array of numbers as text
 nodes.py        nodes of a ggml graph

@@ -5,7 +5,7 @@ Arrays of several sequences are cut into those of each.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...base.errors import Error, FileFormatError, OptionError, shown
 from ...model.records import Config
+from ..labels import direct, meanings, returned
 from ..normal_form import agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form, without_leading_ones
 from ..points import MEANINGS, SCORES, Entry, Key, Points, Trace
-from .labels import direct, meanings, returned
 from .loose_labels import nearest, not_understood, read_labels
 
 MAX_POINTS = 1 << 16
@@ -130,37 +130,25 @@ class Labelled(NamedTuple):
         held = parts.pop(None, {})
         in_file = {step: checked_tokens(arrays[label].load(), where) for step, (label,) in sorted(held.items())}
         ids = agreed_tokens(np.concatenate([*in_file.values()]) if in_file else None, tokens, where)
-        rows: dict[int, int | None] = {}  # of each step: by its tokens, or by a point that cannot be read in two ways
-        for key, by_step in parts.items():
-            for step, (label, *_) in by_step.items():
-                rows.setdefault(step, None)
-                if key is not None and key.name in _ROWS_AND_WIDTH and len(arrays[label].shape) > 1:
-                    rows[step] = normal_form(key, arrays[label].shape, None, where).shape[0]
-        rows |= {step: len(part) for step, part in in_file.items()}
+        rows = _rows_of_steps(parts, arrays, where) | {step: len(part) for step, part in in_file.items()}
         rows[_WHOLE] = None if ids is None else len(ids)
-        entries: dict[Key, Entry] = {}
         used = {label for labels in held.values() for label in labels}
         understood = used | {label for by_step in parts.values() for labels in by_step.values() for label in labels}
+        entries: dict[Key, Entry] = {}
         for key, by_step in parts.items():
             if key is None or (key.name in SCORES and _WHOLE not in by_step):  # each step has more keys than the one before
                 continue
             steps = []
             for step, labels in sorted(by_step.items()):
-                first, *again = (_normal(key, arrays[label], rows[step], where, config) for label in labels)
-                for label, other in zip(labels[1:], again, strict=True):
-                    if not np.array_equal(first.load(), other.load(), equal_nan=True):
-                        what = f"{shown(label)} is {_named(key, step)} again, with other numbers"
-                        raise FileFormatError(f"{where}: {what}, expected the same")
-                steps.append(first)
+                forms = {label: _normal(key, arrays[label], rows[step], where, config) for label in labels}
+                steps.append(_agreed(_named(key, step), forms, where))
                 used.update(labels)
             entries[key] = _joined(key, steps, where)
         ignored = (*self.ignored, *(label for label in arrays if label not in used))
         if not entries:
-            near = nearest(ignored[0]) if ignored else None
-            names = [shown(label) for label in ignored[:5]] or ["nothing"]
-            names[0] += f" (did you mean {near}?)" if near else ""
-            has = ", ".join(names)
-            raise FileFormatError(f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {has}")
+            raise FileFormatError(
+                f"{where}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {_start(ignored)}"
+            )
         if unread := tuple(label for label in arrays if label not in understood):
             notes = (*notes, not_understood(unread))
         return Trace(Points(entries), ids, f"{where} ({self.kind})", ignored=ignored, unread=unread, notes=notes)
@@ -210,6 +198,34 @@ def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config
     form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
     dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
     return Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
+
+
+def _rows_of_steps(parts: _Parts, arrays: Mapping[str, Entry], where: str) -> dict[int, int | None]:
+    """The number of rows of each step, by a point whose shape cannot be read in two ways; None without one."""
+    rows: dict[int, int | None] = {step: None for by_step in parts.values() for step in by_step}
+    for key, by_step in parts.items():
+        for step, (label, *_) in by_step.items():
+            if key is not None and key.name in _ROWS_AND_WIDTH and len(arrays[label].shape) > 1:
+                rows[step] = normal_form(key, arrays[label].shape, None, where).shape[0]
+    return rows
+
+
+def _agreed(name: str, entries: Mapping[str, Entry], where: str) -> Entry:
+    """The first of the arrays that a file has of one tensor, by label. Raises FileFormatError if they are not the same."""
+    (_, first), *others = entries.items()
+    for label, entry in others:
+        if not np.array_equal(first.load(), entry.load(), equal_nan=True):
+            raise FileFormatError(f"{where}: {shown(label)} is {name} again, with other numbers, expected the same")
+    return first
+
+
+def _start(labels: Sequence[str]) -> str:
+    """The first labels of a file without points, with the name that the first may stand for."""
+    if not labels:
+        return "nothing"
+    first, *others = map(shown, labels[:5])
+    near = nearest(labels[0])
+    return ", ".join([first + (f" (did you mean {near}?)" if near else ""), *others])
 
 
 def _joined(key: Key, steps: list[Entry], where: str) -> Entry:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ...base.errors import shortened
 from ...model.records import Config
+from ..labels import MODULES, meanings, split_step
 from ..points import LAYER_NAMES, MODEL_NAMES, Key
-from .labels import MODULES, meanings, split_step
 
 _AROUND = {"blk", "block", "blocks", "decoder", "h", "l", "layer", "layers", "model", "transformer"}
 """Words that a label may have around its name."""
@@ -62,9 +62,14 @@ def read_labels(labels: Iterable[str], config: Config | None, where: str) -> Rea
             taken.add((meaning.key, meaning.step))
             loose[label] = clear
     read |= loose
-    notes = [f"labels are read in our writing: {len(loose)}, such as {_shown(label)} as {loose[label]}" for label in list(loose)[:1]]
+    notes = []
+    if loose:
+        label, clear = next(iter(loose.items()))
+        notes.append(f"labels are read in our writing: {len(loose)}, such as {_shown(label)} as {clear}")
     lowered = {} if config is None else _lowered([read[label] for label in (*known, *loose)], config.n_layers)
-    notes += [f"layers are counted from 1 in the labels: {_shown(one)} is read as {lowered[one]}" for one in list(lowered)[:1]]
+    if lowered:
+        label, lower = next(iter(lowered.items()))
+        notes.append(f"layers are counted from 1 in the labels: {_shown(label)} is read as {lower}")
     return Read({label: lowered.get(other, other) for label, other in read.items()}, tuple(notes))
 
 

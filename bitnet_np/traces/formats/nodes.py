@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError
+from ..labels import TOKENS
 from ..normal_form import without_leading_ones
 from ..points import SCORES, Entry, Key, key_of, ours_of
 from .arrays import Labelled
-from .labels import TOKENS
 from .npy import read_archive
 
 _OURS = ours_of("ggml")

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, shown
 from ...base.validate import check_exists
+from ..labels import TOKENS
 from ..points import Entry, Key
 from .arrays import MAX_POINTS, Header, Labelled, bare_shape, check_size, damaged, files_in, head_of
-from .labels import TOKENS
 from .output import Put, Writer
 
 MAGIC = b"\x93NUMPY"

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from ...base.errors import EmptyInputError, OptionError
 from ...base.validate import instance, path_of
 from ...base.whole_file import whole_file
+from ..labels import TOKENS
 from ..normal_form import checked_dtype, checked_tokens, normal_form
 from ..points import Key
-from .labels import TOKENS
 
 Put: TypeAlias = Callable[[Key, NDArray], None]
 """Writes one array: in normal form, C order, little-endian."""

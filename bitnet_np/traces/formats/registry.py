@@ -132,55 +132,70 @@ def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: 
 
 def _format_of(path: Path, format: str | None, shape: tuple[int, ...] | None) -> str:
     """The format that is given, or the file's. Raises OptionError for a name that is none."""
+    if format is None:
+        return detect(path, shape)
     check_file(path)
-    if format is not None and not (isinstance(format, str) and format in FORMATS):
+    if not (isinstance(format, str) and format in FORMATS):
         raise OptionError(f"{path}: format is {shown(format)}, expected one of {', '.join(FORMATS)}")
-    return format or detect(path, shape)
+    return format
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     """The format of a file by its first bytes, or of a folder by the names in it."""
     check_file(path)
     if path.is_dir():
-        names = [entry.name for entry in os.scandir(path)]
-        if "config.json" in names:
-            raise _unknown(path, "a Hugging Face folder, which is a model")
-        for suffix, name in ((".npy", "npy"), (".bin", "aprt"), (".trace", "bitnet-rs"), (".jsonl", "bitnet-rs")):
-            if any(entry.endswith(suffix) for entry in names):
-                return name
-        if any(npy.STEP_FOLDER.fullmatch(entry) for entry in names):
-            return "npy"
-        if any(entry.startswith(("layer-", "pos-")) for entry in names) or set(names) == {"cpu", "gpu"}:
-            return "aprt"
-        raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
+        return _of_folder(path)
     with open(path, "rb") as file:
         head = file.read(_START)
     if shape is not None and not text.is_numbers(head):
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
-            return "torch"
-        return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
+        return _of_archive(path)
     if path.suffix == ".f32":
         return "raw"
-    for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
-        if head.startswith(magic):
-            return name
+    if name := next((name for magic, name in _MAGICS.items() if head.startswith(magic)), None):
+        return name
     if head.startswith(b"{") and b"\0" not in head[:8]:  # where safetensors has a length
         return "bitnet-rs" if path.suffix in (".jsonl", ".trace") else _of_json(path)
-    if path.suffix == ".safetensors" or head[8:9] == b"{":
+    if head[8:9] == b"{":
         return "safetensors"
-    if path.suffix in (".jsonl", ".trace"):
-        return "bitnet-rs"
-    if path.suffix == ".npy":  # its reader reports what is wrong with it
-        return "logits"
+    if path.suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[path.suffix]
     if eval_callback.HEADER.search(head):
         return "eval-callback"
     if path.suffix in (".txt", ".csv") or text.is_numbers(head):
         return "text"
     raise _unknown(path, "a GGUF file, which is a model" if head[:4] == b"GGUF" else f"a file that starts with {shown(head[:16])}")
+
+
+_MAGICS = {npy.MAGIC: "logits", llama_logits.MAGIC: "llama-logits", aprt.MAGIC: "aprt"}
+_BY_SUFFIX = {".safetensors": "safetensors", ".jsonl": "bitnet-rs", ".trace": "bitnet-rs", ".npy": "logits"}
+"""The formats of files whose content says nothing: their readers report what is wrong with it."""
+_IN_FOLDERS = {".npy": "npy", ".bin": "aprt", ".trace": "bitnet-rs", ".jsonl": "bitnet-rs"}
+
+
+def _of_folder(path: Path) -> str:
+    """The format of a folder, by the names in it."""
+    names = [entry.name for entry in os.scandir(path)]
+    if "config.json" in names:
+        raise _unknown(path, "a Hugging Face folder, which is a model")
+    for suffix, format in _IN_FOLDERS.items():
+        if any(name.endswith(suffix) for name in names):
+            return format
+    if any(npy.STEP_FOLDER.fullmatch(name) for name in names):
+        return "npy"
+    if any(name.startswith(("layer-", "pos-")) for name in names) or set(names) == {"cpu", "gpu"}:
+        return "aprt"
+    raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
+
+
+def _of_archive(path: Path) -> str:
+    """The format of a zip file, by the names in it."""
+    with damaged(f"{path}: no sound .npz"), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
+        return "torch"
+    return "nodes" if any(nodes.is_node(name) for name in names) else "npz"
 
 
 def _of_json(path: Path) -> str:

@@ -18,10 +18,10 @@ import numpy as np
 from ...base.errors import FileFormatError, UnsupportedError, shown
 from ...base.extras import extra
 from ..arrays import as_numpy
+from ..labels import returned
 from ..normal_form import without_leading_ones
 from ..points import Entry, Key
 from .arrays import MAX_POINTS, Labelled, damaged, head_of
-from .labels import returned
 
 PICKLE = "data.pkl"
 """The member of the archive that names the tensors."""

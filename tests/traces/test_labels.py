@@ -7,7 +7,7 @@ from models import random_model
 
 from bitnet_np.base.errors import FileFormatError
 from bitnet_np.files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
-from bitnet_np.traces.formats import labels
+from bitnet_np.traces import labels
 from bitnet_np.traces.points import POINT
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.tensor_types import BY_NUMBER
-from ..files.gguf_file import open_gguf
+from bitnet_np.base.tensor_types import BY_NUMBER
+from bitnet_np.files.gguf_file import open_gguf
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
 FORMATS = dict(zip((*range(STRING), UINT64, INT64, FLOAT64), "BbHhIifBQqd", strict=True))

@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...base.errors import FileFormatError, shown
-from ...files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
-from ...model.families import FAMILIES
-from ...model.records import Config
-from ..points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, TOP_EXPERTS, Key, gradient_key, key_of
+from ..base.errors import FileFormatError, shown
+from ..files.hf_model_types import MODEL_TYPES, OTHER_CLASSES
+from ..model.families import FAMILIES
+from ..model.records import Config
+from .points import LAYER_INPUT, LINEAR_NAMES, POINT, POINTS, TOP_EXPERTS, Key, gradient_key, key_of
 
 TOKENS = "tokens"
 """The label of the token ids."""
@@ -149,39 +149,57 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     config: the model's, if it is known. Without it, a module's input is taken to be after a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
-    split = {label: split_step(text) for label, text in names_to_look_up(labels).items()}
-    numbers = () if config is None else range(config.n_layers + 1)
-    for prefix in ("", "arr_", "layer_"):  # a tuple of hidden states alone: all of them
-        names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
-        if names.keys() <= {label for label, _ in split.values()}:
-            split = {whole: (names.get(label, label), step) for whole, (label, step) in split.items()}
-    direct_keys = {label: direct(label) for label, _ in split.values()}
-    if config is not None and FAMILIES[config.architecture].scales_embedding:  # the module multiplies
-        scaled = {label for label in direct_keys if side_of(label) is not None and direct_keys[label] == _EMBEDDING}
-        direct_keys |= dict.fromkeys(scaled, Key("inp_scaled", None))
+    split = _without_steps(labels, config)
+    direct_keys = _direct_keys({label for label, _ in split.values()}, config)
     present = {key for key in direct_keys.values() if key is not None}
     hidden = {label: int(match[1]) for label in direct_keys if (match := _HIDDEN.fullmatch(label))}
-    most = max(hidden.values(), default=0)
-    if config is not None and most > config.n_layers:
-        last = f"hidden_states.{config.n_layers}"
-        raise FileFormatError(f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most {last}")
-    if config is None and hidden and (len(set(hidden.values())) != most + 1 or most == 0):
-        expected = "all from 0 on, as without a model the last is taken for the final norm"
-        raise FileFormatError(f"{where}: hidden_states {shown(sorted(set(hidden.values()))[:8])}, expected {expected}")
+    last = _last_hidden(set(hidden.values()), config, where)
     table = {}
     for whole, (label, step) in split.items():
         key = direct_keys[label]
-        if key is not None or label == TOKENS:
-            table[whole] = Meaning(key, step, False)
-            continue
+        again = key is None and label != TOKENS
         if label in hidden:
             n = hidden[label]
-            key = Key("result_norm", None) if n == (most if config is None else config.n_layers) else layer_input(n, config)
-        else:
+            key = Key("result_norm", None) if n == last else layer_input(n, config)
+        elif again:
             key = returned(label, config) or second(label, present, config)
-        if key is not None:
-            table[whole] = Meaning(key, step, True)
+        if key is not None or label == TOKENS:
+            table[whole] = Meaning(key, step, again)
     return table
+
+
+def _without_steps(labels: Iterable[str], config: Config | None) -> dict[str, tuple[str, int | None]]:
+    """Each label, and the one to look up with the step. A tuple of all hidden states that was saved alone gets transformers' labels."""
+    split = {label: split_step(text) for label, text in names_to_look_up(labels).items()}
+    numbers = () if config is None else range(config.n_layers + 1)
+    for prefix in ("", "arr_", "layer_"):
+        names = {f"{prefix}{n}": f"hidden_states.{n}" for n in numbers}
+        if names.keys() <= {label for label, _ in split.values()}:
+            split = {whole: (names.get(label, label), step) for whole, (label, step) in split.items()}
+    return split
+
+
+def _direct_keys(labels: Iterable[str], config: Config | None) -> dict[str, Key | None]:
+    """The points that labels are by themselves. In a family that scales the embedding, the module's output is the scaled one."""
+    keys = {label: direct(label) for label in labels}
+    if config is None or not FAMILIES[config.architecture].scales_embedding:
+        return keys
+    scaled = Key("inp_scaled", None)
+    return {label: scaled if key == _EMBEDDING and side_of(label) is not None else key for label, key in keys.items()}
+
+
+def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int:
+    """The number of the hidden state that is the final norm. Raises FileFormatError for numbers that a model's cannot have."""
+    most = max(numbers, default=0)
+    if config is None:
+        if numbers and (len(numbers) != most + 1 or most == 0):
+            expected = "all from 0 on, as without a model the last is taken for the final norm"
+            raise FileFormatError(f"{where}: hidden_states {shown(sorted(numbers)[:8])}, expected {expected}")
+        return most
+    if most > config.n_layers:
+        last = f"hidden_states.{config.n_layers}"
+        raise FileFormatError(f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most {last}")
+    return config.n_layers
 
 
 def split_step(label: str) -> tuple[str, int | None]:

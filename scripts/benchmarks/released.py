@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import OptionError
-from ..base.progress import Progress, silent
-from ..base.tensor_types import F16, F32, I2_S, TensorType
-from ..files.gguf_names import tensor_name
-from ..files.gguf_writer import FILE_TYPES, RELEASED, write_file
-from ..model.families import layer_shapes
-from ..model.records import Activation, Config
-from ..text.byte_level import BYTE_CHARACTERS
-from ..text.vocabulary import CONTROL, NORMAL
+from bitnet_np.base.errors import OptionError
+from bitnet_np.base.progress import Progress, silent
+from bitnet_np.base.tensor_types import F16, F32, I2_S, TensorType
+from bitnet_np.files.gguf_names import tensor_name
+from bitnet_np.files.gguf_writer import FILE_TYPES, RELEASED, write_file
+from bitnet_np.model.families import layer_shapes
+from bitnet_np.model.records import Activation, Config
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
+from bitnet_np.text.vocabulary import CONTROL, NORMAL
 
 ARCHITECTURES: dict[Activation, str] = {"relu2": "bitnet-b1.58", "silu": "bitnet"}
 """The gate's activation has no key: it follows from the architecture."""

@@ -5,7 +5,7 @@ exact, so codes may come in whichever order is unpacked fastest; activations are
 """
 
 from ...base.block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers
-from ..fast.byte_dots import PATHS
+from .byte_dots import PATHS
 
 REGISTER = 64  # codes in a logical register of bytes
 BLOCK_OF_K = 256  # weights of a block whose activations llama.cpp rounds to Q8_K; those of smaller blocks it rounds to Q8_0
