@@ -2,7 +2,8 @@
 
 Of the statements that fit all runs the cheapest are kept. The next runs are those on which they disagree most; where they agree, others are
 drawn, some that meet the condition and some that just miss it. Each statement is tested by itself: runs that miss this one alone must be
-right, or it is dropped. So is what is not said: of a case that failed, any other number may be changed.
+right, or it is dropped, and have several other numbers, or it is too narrow. So is what is not said: of a case that failed, any other
+number may be changed.
 """
 
 import random
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Facts, atoms_of, facts_of, table
+from .facts import FLAGS, Atom, Facts, atoms_of, facts_of, table
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -22,7 +23,7 @@ Condition = tuple[Atom, ...]
 ENOUGH = 10
 """Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
 
-_EACH = 2  # runs that miss one statement alone, and pass, with which it stands
+_EACH = 2  # runs that miss one statement alone, and pass, with which it stands: with as many numbers in place of the one that fails
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
@@ -109,7 +110,12 @@ class Contrast:
     def untested(self) -> list[Atom]:
         """The statements of the condition that too few right runs miss alone."""
         some = [atom for atom in self.condition or () if atom not in self.untestable]
-        return [atom for atom in some if sum(self.misses_alone(atom, facts) for facts in self.good) < _EACH]
+        return [atom for atom in some if len(self.tested(atom)) < _EACH]
+
+    def tested(self, atom: Atom) -> list[Any]:
+        """The numbers of right runs that miss this statement alone, each once; of a fact that is so or not, all of them."""
+        values = [facts[atom.fact] for facts in self.good if self.misses_alone(atom, facts)]
+        return values if atom.fact in FLAGS else list(dict.fromkeys(values))
 
     def misses_alone(self, atom: Atom, facts: Facts) -> bool:
         """Whether a sequence meets all of the condition but this statement."""
@@ -177,10 +183,16 @@ class Contrast:
         return chosen
 
     def alone(self, near: Sequence[Case]) -> list[Case]:
-        """Cases that miss one statement alone, of each that is to be tested."""
+        """Cases that miss one statement alone, with another number than those that are right, of each that is to be tested."""
         chosen: dict[Case, None] = {}
+        known = {*self.failing, *self.passing}
         for atom in self.untested():
-            some = [case for case in near if all(self.misses_alone(atom, facts) for facts in every_row(case))]
+            old = [] if atom.fact in FLAGS else self.tested(atom)
+
+            def tests(case: Case, atom: Atom = atom, old: list[Any] = old) -> bool:
+                return all(self.misses_alone(atom, facts) and facts[atom.fact] not in old for facts in every_row(case))
+
+            some = [*filter(tests, near)] or [case for case in self._drawn() if case not in known and tests(case)]
             if some:
                 chosen[self.rng.choice(some)] = None
             else:
@@ -225,11 +237,8 @@ class Contrast:
     def missing(self, near: Sequence[Case], known: set[Case]) -> Case | None:
         """A case that just misses the condition: one number away from one that fails."""
         some = [case for case in near if not meets(self.condition or (), case)]
-        return (
-            self.rng.choice(some)
-            if some
-            else next((c for c in self._drawn() if c not in known and not meets(self.condition or (), c)), None)
-        )
+        some = some or [c for c in self._drawn() if c not in known and not meets(self.condition or (), c)][:1]
+        return self.rng.choice(some) if some else None
 
     def _drawn(self) -> Iterator[Case]:
         for n in range(120):

@@ -83,7 +83,6 @@ def test_text_without_the_extra(refused, monkeypatch):
         ("x.json", "[1, 2", "no array of token ids"),
         ("x.json", "[" * 100_000, "no array of token ids"),
         ("x.json", b"\xff\xfe[1]", "not UTF-8 at byte 0"),
-        ("x.json", "\ufeff[1]", "no array of token ids"),
         ("x.json", "[[1, 2], [3]]", "its sequences have 1 to 2 tokens, expected as many in each"),
         ("x.json", "[[1], 2]", "no array of token ids"),
         ("x.json", "[[[1]]]", "token ids have shape [1, 1, 1], expected [T] or [B, T]"),
