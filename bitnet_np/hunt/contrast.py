@@ -7,7 +7,7 @@ number may be changed.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import FLAGS, Atom, Facts, atoms_of, facts_of, table
+from .facts import Atom, Facts, atoms_of, facts_of, table
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -110,12 +110,11 @@ class Contrast:
     def untested(self) -> list[Atom]:
         """The statements of the condition that too few right runs miss alone."""
         some = [atom for atom in self.condition or () if atom not in self.untestable]
-        return [atom for atom in some if len(self.tested(atom)) < _EACH]
+        return [atom for atom in some if len({*self.right_without(atom)}) < _EACH]
 
-    def tested(self, atom: Atom) -> list[Any]:
-        """The numbers of right runs that miss this statement alone, each once; of a fact that is so or not, all of them."""
-        values = [facts[atom.fact] for facts in self.good if self.misses_alone(atom, facts)]
-        return values if atom.fact in FLAGS else list(dict.fromkeys(values))
+    def right_without(self, atom: Atom) -> list[Any]:
+        """What right sequences that miss this statement alone have in place of it."""
+        return [facts[atom.fact] for facts in self.good if self.misses_alone(atom, facts)]
 
     def misses_alone(self, atom: Atom, facts: Facts) -> bool:
         """Whether a sequence meets all of the condition but this statement."""
@@ -183,21 +182,24 @@ class Contrast:
         return chosen
 
     def alone(self, near: Sequence[Case]) -> list[Case]:
-        """Cases that miss one statement alone, with another number than those that are right, of each that is to be tested."""
+        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one."""
         chosen: dict[Case, None] = {}
         known = {*self.failing, *self.passing}
         for atom in self.untested():
-            old = [] if atom.fact in FLAGS else self.tested(atom)
-
-            def tests(case: Case, atom: Atom = atom, old: list[Any] = old) -> bool:
-                return all(self.misses_alone(atom, facts) and facts[atom.fact] not in old for facts in every_row(case))
-
-            some = [*filter(tests, near)] or [case for case in self._drawn() if case not in known and tests(case)]
+            right = self.right_without(atom)
+            some = self._without(atom, near, right) or self._without(atom, (case for case in self._drawn() if case not in known), right)
+            if not some and len(right) < _EACH:
+                some = self._without(atom, near, [])
             if some:
                 chosen[self.rng.choice(some)] = None
             else:
                 self.untestable.add(atom)
         return list(chosen)
+
+    def _without(self, atom: Atom, cases: Iterable[Case], old: Sequence[Any]) -> list[Case]:
+        """Those cases that miss this statement alone, with none of the old values in place of it."""
+        rows = ((case, every_row(case)) for case in cases)
+        return [case for case, every in rows if all(self.misses_alone(atom, facts) and facts[atom.fact] not in old for facts in every)]
 
     def neighbours(self) -> Iterator[Case]:
         """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
