@@ -8,7 +8,7 @@ import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
 
 from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.traces.token_files import read_sequences
+from bitnet_np.traces.token_files import read_sequences, read_token_ids
 
 # --- sources --------------------------------------------------------------------------------------------------------------------------
 
@@ -136,3 +136,8 @@ def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
         assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", write_file(tmp_path / name, b"1 2 3 4 5 6"))
     lines = write_file(tmp_path / "prompts", b'{"id": 1, "tokens": [1]}\n')
     assert "prompts, line 1: more than 20 bytes" in refused("generate", TINY, "--prompts-file", lines)
+
+
+@pytest.mark.parametrize(("name", "text"), [("x.json", "[1, 2]"), ("x.txt", "1 2")])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, text):
+    assert read_token_ids(write_file(tmp_path / name, "\ufeff" + text)).tolist() == [1, 2]
