@@ -7,7 +7,6 @@ import argparse
 import time
 from typing import Any
 
-import numpy as np
 from judging.engine import KINDS, Engine
 from numpy.typing import NDArray
 
@@ -30,17 +29,12 @@ LIKE: dict[str, Any] = {
 def engine_of(kind: str) -> Any:
     """A function of a model and token ids, or of several sequences."""
 
-    def engine(model: bn.Model, tokens: NDArray | list[NDArray]) -> NDArray:
+    def engine(model: bn.Model, tokens: NDArray | list[NDArray]) -> NDArray | list[NDArray]:
         if kind.startswith("q8_0") and model.config.kv_heads * model.config.head_dim % 32:
             raise NotImplementedError("blocks of 32 keys are not whole")
         every = tokens if isinstance(tokens, list) else [tokens]
         rows = [Engine(model, ids, **KINDS[kind]).run()[Key("result_output", None)] for ids in every]
-        if len(rows) == 1:
-            return rows[0]
-        padded = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
-        for whole, x in zip(padded, rows, strict=True):
-            whole[: len(x)] = x
-        return padded
+        return rows if isinstance(tokens, list) else rows[0]
 
     return engine
 

@@ -347,7 +347,7 @@ def test_a_second_interpreter_is_refused():
 
 
 def test_a_python_without_the_gil_is_refused():
-    done = finished([sys.executable, "-c", "import sys; sys._is_gil_enabled = lambda: False; import bitnet_np"])
+    done = finished([sys.executable, "-c", "import sys; sys._is_gil_enabled = lambda: False; import bitnet_np; bitnet_np.forward"])
     assert done.returncode == 1
     assert "UnsupportedError: this Python runs without the GIL" in done.stderr
 

@@ -143,7 +143,7 @@ def text_of(path: Path, most: int) -> str:
     if len(raw) > most:
         raise FileFormatError(f"{path}: has more than the {most:,} bytes that it may have")
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # some editors begin a text with a mark of its byte order
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: not UTF-8 at byte {error.start}") from None
 

@@ -1,9 +1,4 @@
-"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp.
-
-Examples:
-  bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
-  bitnet-np check model.gguf --text "Once upon a time" --endpoint http://127.0.0.1:8080
-"""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
 import re
@@ -27,7 +22,7 @@ from ..hunt.api import check_engine
 from ..hunt.outcome import Judge
 from ..judge.law.precision import FLOAT32
 from ..judge.measures import Judgement, judge
-from ..judge.options import USUAL_BUDGET, Options
+from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
 from ..judge.report.ci import Case, cases_of, github, junit, tap
 from ..judge.report.detail import Details
@@ -39,38 +34,11 @@ from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
 from ..model.families import FAMILIES
 from ..testing import selftest
-from ..traces.formats import COMPLETIONS, FORMATS, bitnet_rs, detect, eval_callback
+from ..traces.formats import COMPLETIONS, bitnet_rs, detect, eval_callback
 from . import check_server, progress
-from .arguments import A_MODEL, DOWNLOAD, MODEL_OPTIONS, PROFILE, REPORT, TOKENS, profile_of
+from .arguments import profile_of
 from .inputs import Inputs, opened
 from .printing import answer, coloured, fitted, outcome, width
-
-SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
-
-
-ARGUMENTS = f"""
-[what to judge]
-MODEL?: {A_MODEL} (default: the embedded one, and its recording)
-at most one of
-{TOKENS}
-
---theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
---engine CMD: run this command and judge what it writes: its words are those of `hunt`, {{model}}, {{tokens}} and {{out}} among them
-{check_server.ENDPOINT}
---dump-format {"|".join(FORMATS)}: format of the dump (default: recognised by its content)
---last: the dump holds logits of the last position only
---prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
-[the engine]
-{PROFILE}
---strict: roundings that are not declared are WRONG, not NARROW
-[output]
-{REPORT}
-[rarely needed]
---budget S = {USUAL_BUDGET}: seconds of computing that the search for causes may take, 0 for the verdict alone
-{check_server.ARGUMENTS}
-{DOWNLOAD}
-{MODEL_OPTIONS}
-"""
 
 
 def details_of(arguments: argparse.Namespace) -> Details | None:
@@ -82,7 +50,6 @@ def details_of(arguments: argparse.Namespace) -> Details | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
-    arguments.json |= arguments.format == "json"
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
     judged = (arguments.theirs, arguments.endpoint, arguments.engine)
     named = [arguments.model is not None, judged.count(None) < 3, tokens != (None, None, None)]

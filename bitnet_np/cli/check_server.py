@@ -21,12 +21,6 @@ from .inputs import opened
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 
 
-ENDPOINT = "--endpoint URL: judge a running server: llama-server, SGLang, vLLM, or another OpenAI-style one with token ids"
-ARGUMENTS = """--predict N = 16: with --endpoint: tokens to generate greedily (default 16)
---top-logprobs K = 20: with --endpoint: log-probabilities to ask for at each token (default 20)
---timeout S = 60.0: with --endpoint: seconds for one request (default 60)"""
-
-
 def judged(arguments: argparse.Namespace) -> tuple[Report, str, dict[str, Any]]:
     """The report on the server, its heading, and what JSON says of the call."""
     profile_of(arguments)  # an option that is wrong, before anything is asked

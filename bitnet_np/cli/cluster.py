@@ -8,14 +8,8 @@ from typing import Any
 
 from ..base.validate import integer
 from ..sweep import cluster
+from .commands import cluster_arguments
 from .parser import add_arguments
-
-
-def cluster_arguments(what: str) -> str:
-    """--scheduler and --workers. what: the work that they divide, in words."""
-    return f"""at most one of
---scheduler ADDRESS: compute {what} on a Dask cluster: tcp://HOST:PORT or tls://HOST:PORT (extra `cluster`)
---workers N: compute {what} in N processes of this machine (extra `cluster`)"""
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, what: str) -> None:

@@ -1,9 +1,4 @@
-"""`bitnet-np compare`: two dumps in any format, without a model, or two models.
-
-Examples:
-  bitnet-np compare ours.npz theirs.npz --partial
-  bitnet-np compare --models model.gguf quantised.gguf --tokens-file tokens.npy
-"""
+"""`bitnet-np compare`: two dumps in any format, without a model, or two models."""
 
 import argparse
 from dataclasses import replace
@@ -16,29 +11,12 @@ from ..judge.dump import compare_traces
 from ..judge.law.graph import LOGITS
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
-from ..traces.formats import FORMATS, read_any
+from ..traces.formats import read_any
 from ..traces.points import Trace
 from . import compare_models
-from .arguments import REPORT
 from .check import details_of, show
+from .commands import OF_DUMPS, OF_MODELS
 from .parser import add_arguments
-
-SUMMARY = "Compare two dumps without a model, or two models."
-
-
-_OF_DUMPS = f"""--dump-format {"|".join(FORMATS)}: format of both dumps (default: recognised by their content)
---partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error, but for codes, scales and scores
---tolerance X: WRONG where a number differs by more than this part of its tensor's largest, in place of what roundings reach
---receipt F.json: write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp
---by-receipt F.json: read a parity receipt: WRONG if a position that passed there now misses its thresholds"""
-ARGUMENTS = f"""
-OURS: the dump, or with --models the model, taken as the reference
-THEIRS: the one to compare with it
-{_OF_DUMPS}
-{REPORT}
---models: OURS and THEIRS are models of one family, such as an original and a quantised one
-{compare_models.ARGUMENTS}
-"""
 
 
 def _given(arguments: argparse.Namespace, declared: str) -> list[str]:
@@ -78,8 +56,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
-    arguments.json |= arguments.format == "json"
-    given = _given(arguments, _OF_DUMPS if arguments.models else compare_models.ARGUMENTS)
+    given = _given(arguments, OF_DUMPS if arguments.models else OF_MODELS)
     given += [f"--{name}" for name in ("html", "quiet", "verbose") if arguments.models and getattr(arguments, name)]
     given += ["--format"] if arguments.models and arguments.format not in ("text", "json") else []
     if given:

@@ -11,19 +11,12 @@ from ..judge.report.report import text_map
 from ..model.matrix_facts import matrix_errors
 from ..traces.points import Key
 from . import progress
-from .arguments import COMPUTING, DOWNLOAD, TOKENS, dialect_of
+from .arguments import dialect_of
 from .inputs import opened
 from .nll import kl_facts
 from .printing import answer, fitted, short, width
 
 COSTLIEST = 10  # tensors, and matrices, that are listed
-
-
-ARGUMENTS = f"""{DOWNLOAD}
-at most one of
-{TOKENS}
-
-{COMPUTING}"""
 
 
 def run(arguments: argparse.Namespace) -> int:

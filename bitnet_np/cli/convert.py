@@ -1,9 +1,4 @@
-"""`bitnet-np convert IN OUT.gguf`: write any model that can be loaded as a GGUF file.
-
-Examples:
-  bitnet-np convert folder model.gguf
-  bitnet-np convert model.gguf small.gguf --type TQ2_0 --allow-rounding
-"""
+"""`bitnet-np convert IN OUT.gguf`: write any model that can be loaded as a GGUF file."""
 
 import argparse
 from pathlib import Path
@@ -18,22 +13,8 @@ from ..files.load import load, model_from, open_model
 from ..judge.measures import judge
 from ..model.records import Model
 from . import progress
-from .arguments import A_MODEL, DOWNLOAD, LOADING, check_out
+from .arguments import check_out
 from .printing import answer
-
-SUMMARY = "Write a model as a GGUF file without changing a number, or refuse."
-
-
-ARGUMENTS = f"""
-model@IN: {A_MODEL}
-{DOWNLOAD}
-OUT.gguf: the file to write
---type {"|".join(TYPES)}: type of the layers' matrices (default: unchanged; ternary matrices of a folder become I2_S)
---head {"|".join(HEADS)}: type of the embedding and the head (default: unchanged)
---allow-rounding: allow a narrower type to round numbers and scales, and say how far logits move
---force: overwrite OUT.gguf
-{LOADING}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

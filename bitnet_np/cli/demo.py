@@ -1,9 +1,4 @@
-"""`bitnet-np demo DIR`: a model, tokens and two dumps of them, one right and one of an engine with a bug, to try `check` on.
-
-Examples:
-  bitnet-np demo try
-  bitnet-np demo try --json
-"""
+"""`bitnet-np demo DIR`: a model, tokens and two dumps of them, one right and one of an engine with a bug, to try `check` on."""
 
 import argparse
 import shlex
@@ -19,14 +14,9 @@ from ..traces.record import record_trace
 from .arguments import new_folder
 from .printing import answer
 
-SUMMARY = "Write a model, tokens, a right and a wrong dump to try `check` on, and print the commands to run."
 TOKENS = (1535, 395, 396, 258, 388, 335, 270, 258, 592, 989)
 """Once upon a time there was a little rabbit: as ids, because the tokenizer needs the extra `text`."""
 FAULTY_LAYER = 3
-
-ARGUMENTS = """
-folder@DIR: a new folder
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,4 @@
-"""`bitnet-np generate`: continue a prompt, token by token.
-
-Examples:
-  bitnet-np generate --prompt "Once upon a time"
-  bitnet-np generate model.gguf --tokens 1,2,3 -n 8 --temperature 0.8 --seed 3
-"""
+"""`bitnet-np generate`: continue a prompt, token by token."""
 
 import argparse
 import sys
@@ -21,32 +16,12 @@ from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
 from . import generate_many, progress
-from .arguments import A_MODEL, COMPUTING, DOWNLOAD, TOKENS, dialect_of
+from .arguments import dialect_of
+from .compiling import working_time
 from .inputs import Inputs, opened, token_ids
 from .printing import print_json
 
-SUMMARY = "Continue a prompt, token by token."
 MOST = 64
-
-
-ARGUMENTS = f"""
-MODEL?: {A_MODEL} (default: the embedded demo model)
-{DOWNLOAD}
-one of
-{TOKENS.replace("--text ", "--prompt text@")}
---prompts-file F: file with a JSON object on each line: {{"id": ..., "prompt": text}} or {{"id": ..., "tokens": [...]}}
-
---batch N: number of prompts computed at a time (default {generate_many.DEFAULT_BATCH}); the result does not depend on it
---chat: put the prompt into the model's chat template as the user's message
--n N: most tokens to generate (default {MOST}, {embedded.DEMO_TOKENS} with the demo model, or what fits the context)
---temperature X = 0.0: sampling temperature; 0 (default) is greedy
---top-k K = 0: sample among the K most likely tokens (default 0: all)
---top-p P = 1.0: sample among the fewest tokens whose probabilities add up to P (default 1: all)
---seed N = 0: random seed for sampling (default 0)
---uniforms 0.1,0.7: numbers from 0 to 1 to sample with instead of the seed's, one for each token
---stop 7,8: token ids that end the text (default: the model's end tokens)
-{COMPUTING}
-"""
 
 
 def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
@@ -98,18 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
-        start = progress.working_time()
+        start = working_time()
         first = None
         try:
             for token in tokens:
-                first = first or progress.working_time()
+                first = first or working_time()
                 new.append(token)
                 pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
                 if not arguments.json:
                     progress.hide()
                     print(pieces[-1], end="", flush=True)
         finally:  # also for an error, whose message begins a line
-            end = progress.working_time()
+            end = working_time()
             if pieces and not arguments.json:
                 print(decoder.finish() if decoder else "", flush=True)
     prefill = len(ids) / ((first or end) - start)

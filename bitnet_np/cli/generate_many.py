@@ -16,6 +16,7 @@ from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
 from . import progress
 from .arguments import dialect_of
+from .compiling import working_time
 from .inputs import opened
 
 DEFAULT_BATCH = 4
@@ -83,7 +84,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
         except Error as error:
             raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
 
-    start = progress.working_time()
+    start = working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
     for completion in complete(model, sequences, batch, dialect=dialect_of(arguments), ops=arguments.ops):
@@ -91,7 +92,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
         progress.clear()
         print(_line(completion, tokenizer, arguments.json), flush=True)
         advance(len(done), len(sequences))
-    seconds, total = progress.working_time() - start, sum(len(completion.tokens) for completion in done)
+    seconds, total = working_time() - start, sum(len(completion.tokens) for completion in done)
     latency = sorted(completion.seconds for completion in done)
     print(
         f"{len(done)} sequences, {batch} at a time: {total} tokens in {seconds:.1f} s, {total / seconds:.1f} tokens/s; "

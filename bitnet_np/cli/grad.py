@@ -1,9 +1,4 @@
-"""`bitnet-np grad`: the loss of token ids, and its gradient for every parameter.
-
-Examples:
-  bitnet-np grad model.gguf --tokens 1,2,3
-  bitnet-np grad model.gguf --tokens-file tokens.npy --out gradients.npz
-"""
+"""`bitnet-np grad`: the loss of token ids, and its gradient for every parameter."""
 
 import argparse
 
@@ -14,19 +9,8 @@ from ..base.tables import table
 from ..traces.formats import writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of
-from .arguments import FORMAT, MODEL_AND_TOKENS, MODEL_OPTIONS
 from .inputs import opened
 from .printing import answer
-
-SUMMARY = "Compute the loss of token ids and its gradients."
-
-
-ARGUMENTS = f"""
-{MODEL_AND_TOKENS}
---out F: write the loss and all gradients, to compare with another engine's
-{FORMAT}
-{MODEL_OPTIONS}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,4 @@
-"""`bitnet-np hunt`: run an engine on random models and calls, and say under which condition it fails.
-
-Examples:
-  bitnet-np hunt --engine "./engine {model} {tokens} {out}"
-  bitnet-np hunt model.gguf --engine "./engine {model} {tokens} {out} {chunk}" --time 600 --out cases
-"""
+"""`bitnet-np hunt`: run an engine on random models and calls, and say under which condition it fails."""
 
 import argparse
 import sys
@@ -19,27 +14,8 @@ from ..hunt.outcome import Judge
 from ..hunt.run import Finding, Hunt
 from ..judge.options import Options
 from . import progress
-from .arguments import A_MODEL, PROFILE, profile_of
+from .arguments import profile_of
 from .printing import answer, fitted, outcome, width
-
-SUMMARY = "Run your engine on random models and calls, and say under which condition it fails."
-ARGUMENTS = f"""
-MODEL?: {A_MODEL}, whose family, types and settings all models of the hunt have (default: all that the engine takes)
-
-one of
---engine CMD: the engine's command, with {{model}}, {{tokens}} and {{out}}, and {{chunk}}, {{threads}} and {{prefix}} if it has them;
- {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy name the kind of file; a server's, with {{model}} and {{port}}. No shell runs it
---case DIR: run the case of a folder again
-
---time F = 60.0: seconds for the hunt
---runs N: end after so many runs
---run-time F = 20.0: seconds after which a run hangs
---workers N = 2: runs at a time
---single: calls of one sequence only
---seed N = 0: another seed draws other cases
---out DIR: write failing cases to this folder; those that it has are run first
-{PROFILE}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,9 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _printed(result: Hunt) -> str:
     findings = result.findings
-    ended = not result.runs
     first = f": {len(findings)} finding{'s' * (len(findings) != 1)} in {result.runs} runs, {result.seconds:.0f} s"
-    parts = [outcome(not findings and not ended, first), *map(_finding, findings)]
+    parts = [outcome(result.passed, first), *map(_finding, findings)]
     if result.refused:
         parts.append(f"not taken by the engine, and no failure: {listed(list(result.refused), 12)}")
     return fitted("\n\n".join(parts), width())

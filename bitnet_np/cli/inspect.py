@@ -1,9 +1,4 @@
-"""`bitnet-np inspect`: what a model file holds, and whether it is supported.
-
-Examples:
-  bitnet-np inspect model.gguf
-  bitnet-np inspect model.gguf --points
-"""
+"""`bitnet-np inspect`: what a model file holds, and whether it is supported."""
 
 import argparse
 from contextlib import suppress
@@ -23,17 +18,7 @@ from ..model.matrix_facts import constant_matrices, kinds_of_matrices
 from ..model.records import Config, Model
 from ..traces.points import POOLED, meaning
 from . import progress
-from .arguments import MODEL
 from .printing import answer, plain, short
-
-SUMMARY = "Show what a model file holds and whether it is supported."
-
-
-ARGUMENTS = f"""
-{MODEL}
---tensors: list every tensor
---points: list the tensors of a forward pass by the names that dumps use
-"""
 
 
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:

@@ -1,9 +1,4 @@
-"""`bitnet-np logits`: reference logits of token ids.
-
-Examples:
-  bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy
-  bitnet-np logits model.gguf --tokens-file tokens.npy --last --json
-"""
+"""`bitnet-np logits`: reference logits of token ids."""
 
 import argparse
 import os
@@ -14,27 +9,14 @@ import numpy as np
 
 from ..base.errors import OptionError, shown
 from ..base.tables import table
-from ..engine.forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
+from ..engine.forward_pass import Mode, compute_logits, path_of
 from ..testing.selftest import digest
-from .arguments import COMPUTING, MODEL_AND_TOKENS, check_out, dialect_of, save_npy
+from .arguments import check_out, dialect_of, save_npy
 from .inputs import opened
 from .printing import answer
 
-SUMMARY = "Compute reference logits of token ids."
 TOP = 5
 MODE_VARIABLE = "BITNET_NP_MODE"
-
-
-ARGUMENTS = f"""
-{MODEL_AND_TOKENS}
---mode {"|".join(get_args(Mode))}: compute whole sequences at once (parallel), through a KV cache (incremental), or as their length
- suggests (auto); the bits are the same (default: the environment variable {MODE_VARIABLE}, or auto)
---parallel-threshold N = {PARALLEL_THRESHOLD}: number of tokens above which auto is parallel (default {PARALLEL_THRESHOLD})
---chunk N: tokens that go through the KV cache at a time (default 1; implies --mode incremental)
---last: logits of the last position only
---out F.npy: write the logits as float32
-{COMPUTING}
-"""
 
 
 def _mode(arguments: argparse.Namespace) -> Mode:

@@ -1,8 +1,10 @@
-"""The command line: `bitnet-np COMMAND`."""
+"""The command line: `bitnet-np COMMAND`.
+
+Help and wrong usage are answered without NumPy, Numba and the command's module, which take a second to import.
+"""
 
 import argparse
 import io
-import json
 import os
 import signal
 import sys
@@ -11,20 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TextIO
 
-import numba
-
 from .. import __version__
-from ..base.errors import Error, OptionError
-from ..base.tables import printable, table
-from ..base.whole_file import whole_file
-from ..engine.metrics import Metrics
-from ..gpu.dispatch import choose
-from ..kernels.float_state import steady
+from ..base.errors import Error
+from ..base.tables import printable
 from . import progress
-from .arguments import check_out
+from .commands import COMMANDS
 from .parser import Parser, add_arguments
 from .schemas import PrintSchema
 
@@ -37,13 +32,6 @@ EXIT_CODES = (
 )
 
 
-_JUDGING = ("check", "demo", "hunt", "compare", "logits", "trace", "inspect", "tokenize")
-"""The commands that come first in the help: judging, and what it needs."""
-_OTHERS = ("generate", "nll", "sweep", "grad", "convert", "vectors", "mask", "selftest", "completion")
-COMMANDS = {name: import_module(f"{__package__}.{name}") for name in (*_JUDGING, *_OTHERS)}
-
-
-@steady
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code.
 
@@ -56,14 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parsed(sys.argv[1:] if argv is None else argv)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
-        threads, most = getattr(arguments, "threads", None), numba.config.NUMBA_NUM_THREADS
-        if threads is not None:
-            if not 1 <= threads <= most:
-                raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
-            numba.set_num_threads(threads)
-        _check_outputs(arguments)
-        with _ending(), progress.compiling(), _measured(arguments):
-            code = arguments.run(arguments)
+        with _ending():
+            code: int = import_module(f"{__package__}.running").run(arguments)
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # the reader of the output closed it
@@ -156,45 +138,9 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.commands = commands.choices
     for name, command in COMMANDS.items():
-        examples = (command.__doc__ or "").partition("\n\n")[2].strip()
-        added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY, epilog=examples)
-        added.set_defaults(run=command.run, parser=parser)
+        added = commands.add_parser(name, help=command.summary, description=command.summary, epilog=command.examples)
+        added.set_defaults(command=name, parser=parser)
         added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of what --json prints, and end")
-        add_arguments(added, command.ARGUMENTS)
+        add_arguments(added, command.arguments)
     return parser
-
-
-_FILES = ("metrics", "plot", "html", "receipt", "save_all_logits")
-"""The options that name a file to write, whatever the command, besides --out."""
-
-
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse to overwrite a file that is read, unless --force is given, and files that cannot be written."""
-    existing = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
-    outputs = {name: existing.pop(name) for name in ("out", *_FILES) if name in existing}
-    for name, out in outputs.items():
-        for source in existing.values():
-            inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
-            if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
-                raise OptionError(f"--{name.replace('_', '-')} is {out}, which is read: {source}")
-    for name in _FILES:
-        check_out(f"--{name.replace('_', '-')}", getattr(arguments, name, None))
-
-
-@contextmanager
-def _measured(arguments: argparse.Namespace) -> Iterator[None]:
-    """Context of a command: sets the backend that it computes with, and reports its metrics afterwards if --metrics asks for them."""
-    path: Path | None = getattr(arguments, "metrics", None)
-    metrics = Metrics()
-    ops, reason = choose(getattr(arguments, "device", "cpu"))
-    arguments.ops = ops if path is None else metrics.ops(ops, reason)
-    yield
-    if path is not None:
-        with whole_file(path) as part:
-            part.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
-        sys.stdout.flush()
-        print(table(*metrics.table()), file=sys.stderr)
-        print(
-            f"{metrics.forwards} forwards, {metrics.layers} layers, {metrics.kv_positions} positions written to KV caches", file=sys.stderr
-        )

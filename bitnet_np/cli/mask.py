@@ -1,32 +1,12 @@
-"""`bitnet-np mask Q K`: print a small mask, to see which keys each query sees.
-
-Examples:
-  bitnet-np mask 4 6 --window 3
-  bitnet-np mask 4 4 --prefix 2 --bool
-"""
+"""`bitnet-np mask Q K`: print a small mask, to see which keys each query sees."""
 
 import argparse
 import json
-from typing import get_args
 
 from ..base.errors import OptionError
 from ..engine import masks
 
-SUMMARY = "Print a small attention mask."
 LARGEST = 128  # queries and keys that are printed
-
-
-ARGUMENTS = f"""
-q_len@Q: number of queries
-k_len@K: number of keys
---past N: number of keys before the first query's own (default K - Q)
---align {"|".join(get_args(masks.Align))} = bottom_right: corner at which the diagonal begins or ends; top_left is --past 0 and allows K < Q
---window N = 0: each query sees only the last N keys, its own included
---block N = 0: each query sees only keys of its own block of N positions
---sinks N = 0: with --window or --block: the first N keys are visible, too
---prefix N = 0: every query sees the first N keys
---bool: print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

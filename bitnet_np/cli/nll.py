@@ -1,9 +1,4 @@
-"""`bitnet-np nll`: how well a model predicts a text.
-
-Examples:
-  bitnet-np nll model.gguf --tokens-file tokens.npy
-  bitnet-np nll quantised.gguf --kl-divergence-base base.kld
-"""
+"""`bitnet-np nll`: how well a model predicts a text."""
 
 import argparse
 from typing import Any
@@ -17,30 +12,15 @@ from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
 from ..sweep.tasks import ModelFile
 from ..testing.selftest import digest
-from ..traces.llama_base import CONTEXT, Divergence, divergence, save_base
+from ..traces.llama_base import Divergence, divergence, save_base
 from . import progress
-from .arguments import COMPUTING, MODEL, TOKENS, check_out, dialect_of, save_npy
-from .cluster import cluster_arguments, connected
+from .arguments import check_out, dialect_of, save_npy
+from .cluster import connected
 from .inputs import Inputs, opened
 from .printing import answer
 
-SUMMARY = "Compute the mean negative log-likelihood and perplexity of a text, and the KL divergence from another model's predictions."
 PERCENTILES = (1, 10, 50, 90, 99, 99.9)
 """Of the KL divergences of tokens, as llama-perplexity prints them."""
-
-ARGUMENTS = f"""
-{MODEL}
-one of
-{TOKENS}
---kl-divergence-base F.kld: compare with another model's predictions in this file, which has the tokens, too
-
---save-all-logits F.kld: write the predictions, by chunks, in llama.cpp's format, to compare other models with
---ctx-size N: with --save-all-logits: tokens of a chunk (default {CONTEXT}, or fewer for a short text or context)
---stride N: for texts longer than the context: number of tokens between the starts of windows
---out F.npy: write the negative log-likelihood of each token but the first as float64
-{COMPUTING}
-{cluster_arguments("each window of a long text")}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

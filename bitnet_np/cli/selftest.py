@@ -1,9 +1,4 @@
-"""`bitnet-np selftest`: every kernel against known bits on this machine.
-
-Examples:
-  bitnet-np selftest
-  bitnet-np selftest --against contract
-"""
+"""`bitnet-np selftest`: every kernel against known bits on this machine."""
 
 import argparse
 import platform
@@ -21,18 +16,7 @@ from ..kernels.cache.private_parts import gone
 from ..kernels.fast import amx
 from ..kernels.processor import cpu_features, instruction_path
 from ..testing import selftest
-from .arguments import THREADS
 from .printing import answer, outcome
-
-SUMMARY = "Compare every kernel and small models with their known bits."
-
-
-ARGUMENTS = f"""
-{THREADS}
-at most one of
---against contract|: compare the kernels and whole small models with the contract in plain NumPy instead of their known bits
---clear-cache: delete the compiled kernels of this installation, and do nothing else
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

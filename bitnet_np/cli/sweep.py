@@ -1,9 +1,4 @@
-"""`bitnet-np sweep`: the rows of a plan, in this process or on a cluster.
-
-Examples:
-  bitnet-np sweep plan.toml --out results
-  bitnet-np sweep plan.toml --out results --workers 4
-"""
+"""`bitnet-np sweep`: the rows of a plan, in this process or on a cluster."""
 
 import argparse
 import json
@@ -16,18 +11,9 @@ from ..sweep.plan import read_plan
 from ..sweep.run import SUMMARIES, reason_of, sweep
 from ..sweep.tasks import OK, WRONG, DifferentBitsError, Row
 from . import progress
-from .cluster import cluster_arguments, connected
+from .cluster import connected
 
-SUMMARY = "Compute logits, likelihoods and verdicts of many models and texts, as a plan lists them."
 LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted
-
-
-ARGUMENTS = f"""
-PLAN.toml: models, tokens, and what to do with each pair
---out DIR!: folder of the results; a stopped sweep continues in its folder
---retry-failed: compute rows again that ended in ERROR or KILLED
-{cluster_arguments("the rows")}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

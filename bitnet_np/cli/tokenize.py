@@ -1,9 +1,4 @@
-"""`bitnet-np tokenize`: the token ids of a text, and what each of them stands for.
-
-Examples:
-  bitnet-np tokenize model.gguf --text "Once upon a time"
-  bitnet-np tokenize model.gguf --tokens 1,2,3
-"""
+"""`bitnet-np tokenize`: the token ids of a text, and what each of them stands for."""
 
 import argparse
 
@@ -13,25 +8,11 @@ from ..files.load import open_model
 from ..files.safetensors_file import json_of
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from ..traces.token_files import check_ids, read_token_ids
-from .arguments import MODEL, TOKENS
 from .check_server import tokenizer_difference
 from .inputs import token_ids
 from .printing import answer, outcome
 
-SUMMARY = "Show the token ids of a text or chat, or the text of token ids, piece by piece; judge those of another tokenizer."
 _LARGEST = 1 << 24  # bytes of a file of messages
-
-
-ARGUMENTS = f"""
-{MODEL}
-
-one of
-{TOKENS}
---messages F.json: messages of a chat in the model's template: [{{"role": "user", "content": "Hi"}}, ...]
-
---chat: put the text into the model's chat template as the user's message
---theirs F: judge the ids that another tokenizer gives, in a file like that of --tokens-file
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

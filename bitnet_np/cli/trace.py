@@ -1,9 +1,4 @@
-"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file.
-
-Examples:
-  bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz
-  bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz --layers 0,3-5 --names attn_norm,l_out
-"""
+"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file."""
 
 import argparse
 import re
@@ -19,24 +14,11 @@ from ..judge.report.pictures import check_plot, pyplot, save
 from ..judge.report.text import show_layers
 from ..traces.formats import read_any, writer
 from ..traces.record import record_trace
-from .arguments import DIALECT_AND_MODEL, FORMAT, MODEL_AND_TOKENS, dialect_of
+from .arguments import dialect_of
 from .inputs import opened
 from .printing import answer
 
-SUMMARY = "Write every intermediate tensor of a forward pass."
 _MOST_DRAWN = 10**8  # probabilities in one picture
-
-
-ARGUMENTS = f"""
-{MODEL_AND_TOKENS}
---layers 0,3-5: layers to write (default: all); tensors that belong to no layer are always written
---names A,B: tensors to write, such as attn_norm,l_out (default: all but the attention scores)
---scores: also write attention scores and probabilities
---plot F.png: draw the attention probabilities to this picture file (needs --scores, extra `plots`)
-{FORMAT}
---out F!: file or folder to write
-{DIALECT_AND_MODEL}
-"""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -46,9 +46,10 @@ def hunt(
 
     engine: a function of a Model, or of a file's path if its first parameter is named or annotated so, and of token ids: int64 [T], or a
     list of such arrays for a batch. It may take chunk (None: all at once), threads and prefix by name, and returns what `check` takes:
-    logits [T, V] (behind a prefix [T - prefix, V] or all), for a batch [B, T, V], or arrays by name. Or a command's template with {model},
-    {tokens} and {out}, and {chunk}, {threads} and {prefix} if it has them: `./run -m {model} -t {tokens}.txt -o {out}.npy`. Or a server's,
-    with {model} and {port}, which is started for each run and asked as `check --endpoint` asks.
+    logits [T, V] (behind a prefix [T - prefix, V] or all), for a batch [B, T, V] or a list of [T, V], or arrays by name. Or a command's
+    template with {model}, {tokens} and {out}, and {chunk}, {threads} and {prefix} if it has them:
+    `./run -m {model} -t {tokens}.txt -o {out}.npy`. Or a server's, with {model} and {port}, which is started for each run and asked as
+    `check --endpoint` asks.
 
     like: a model, or a file, whose family, types and settings all drawn models have. time: seconds. runs: at most so many. workers: runs
     at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. single:

@@ -2,11 +2,12 @@
 
 Of the statements that fit all runs the cheapest are kept. The next runs are those on which they disagree most; where they agree, others are
 drawn, some that meet the condition and some that just miss it. Each statement is tested by itself: runs that miss this one alone must be
-right, or it is dropped. So is what is not said: of a case that failed, any other number may be changed.
+right, or it is dropped, and have several other numbers, or it is too narrow. So is what is not said: of a case that failed, any other
+number may be changed.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -22,7 +23,7 @@ Condition = tuple[Atom, ...]
 ENOUGH = 10
 """Runs drawn at random that meet a condition, and as many that do not, with which it stands."""
 
-_EACH = 2  # runs that miss one statement alone, and pass, with which it stands
+_EACH = 2  # runs that miss one statement alone, and pass, with which it stands: with as many numbers in place of the one that fails
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
@@ -109,7 +110,11 @@ class Contrast:
     def untested(self) -> list[Atom]:
         """The statements of the condition that too few right runs miss alone."""
         some = [atom for atom in self.condition or () if atom not in self.untestable]
-        return [atom for atom in some if sum(self.misses_alone(atom, facts) for facts in self.good) < _EACH]
+        return [atom for atom in some if len({*self.right_without(atom)}) < _EACH]
+
+    def right_without(self, atom: Atom) -> list[Any]:
+        """What right sequences that miss this statement alone have in place of it."""
+        return [facts[atom.fact] for facts in self.good if self.misses_alone(atom, facts)]
 
     def misses_alone(self, atom: Atom, facts: Facts) -> bool:
         """Whether a sequence meets all of the condition but this statement."""
@@ -177,15 +182,24 @@ class Contrast:
         return chosen
 
     def alone(self, near: Sequence[Case]) -> list[Case]:
-        """Cases that miss one statement alone, of each that is to be tested."""
+        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one."""
         chosen: dict[Case, None] = {}
+        known = {*self.failing, *self.passing}
         for atom in self.untested():
-            some = [case for case in near if all(self.misses_alone(atom, facts) for facts in every_row(case))]
+            right = self.right_without(atom)
+            some = self._without(atom, near, right) or self._without(atom, (case for case in self._drawn() if case not in known), right)
+            if not some and len(right) < _EACH:
+                some = self._without(atom, near, [])
             if some:
                 chosen[self.rng.choice(some)] = None
             else:
                 self.untestable.add(atom)
         return list(chosen)
+
+    def _without(self, atom: Atom, cases: Iterable[Case], old: Sequence[Any]) -> list[Case]:
+        """Those cases that miss this statement alone, with none of the old values in place of it."""
+        rows = ((case, every_row(case)) for case in cases)
+        return [case for case, every in rows if all(self.misses_alone(atom, facts) and facts[atom.fact] not in old for facts in every)]
 
     def neighbours(self) -> Iterator[Case]:
         """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
@@ -225,11 +239,8 @@ class Contrast:
     def missing(self, near: Sequence[Case], known: set[Case]) -> Case | None:
         """A case that just misses the condition: one number away from one that fails."""
         some = [case for case in near if not meets(self.condition or (), case)]
-        return (
-            self.rng.choice(some)
-            if some
-            else next((c for c in self._drawn() if c not in known and not meets(self.condition or (), c)), None)
-        )
+        some = some or [c for c in self._drawn() if c not in known and not meets(self.condition or (), c)][:1]
+        return self.rng.choice(some) if some else None
 
     def _drawn(self) -> Iterator[Case]:
         for n in range(120):

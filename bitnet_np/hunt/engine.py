@@ -287,6 +287,15 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Logits [T, V] of several sequences as [B, T, V], with zeros behind those of shorter ones; anything else as it is."""
+    arrays = [x if isinstance(x, np.ndarray) else None for x in rows]
+    if not arrays or any(x is None or x.ndim != 2 or x.shape[1] != rows[0].shape[1] for x in arrays):
+        return rows
+    longest = max(map(len, rows))
+    return np.stack([np.pad(x, ((0, longest - len(x)), (0, 0))) for x in rows])
+
+
 # --- functions ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +303,8 @@ def size_of(folder: Path) -> int:
 class Function(_Limited):
     """An engine that is a function of a Model, or of a file's path, and token ids, [T] or a list of several [T].
 
-    It may take chunk (None: all tokens at once), threads and prefix by name. It returns what `bitnet_np.check` takes.
+    It may take chunk (None: all tokens at once), threads and prefix by name. It returns what `bitnet_np.check` takes, or for
+    several sequences a list of their logits.
     """
 
     function: Callable[..., Any]
@@ -322,7 +332,7 @@ class Function(_Limited):
         except Exception as error:
             text = f"{type(error).__name__}: {shortened(str(error), 200)}"
             return Ran("refused" if isinstance(error, NotImplementedError) or _REFUSAL.search(text) else "crash", text)
-        return Ran("ok", dump=result)
+        return Ran("ok", dump=stacked(result) if isinstance(result, list) else result)
 
 
 Engine = Command | Server | Function

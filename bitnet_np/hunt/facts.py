@@ -130,12 +130,8 @@ class Atom:
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
-        sign = {
-            "is": 0.1 if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0,
-            ">=": 0.05,
-            "<=": 0.1,
-            "not": 0.3,
-        }
+        number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        sign = {"is": 0.1 * number, ">=": 0.05, "<=": 0.1, "not": 0.3}
         return (
             1
             + (NOUNS.get(self.fact) or FLAGS[self.fact])[-1]

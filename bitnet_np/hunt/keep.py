@@ -11,10 +11,9 @@ import numpy as np
 
 from ..base.blas import one_thread
 from ..base.errors import FileFormatError, shown
-from ..base.validate import text_of
 from ..engine.machine import facts as machine_facts
 from ..files.load import load
-from ..files.safetensors_file import strict_json
+from ..files.safetensors_file import json_of
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..testing.models import write_gguf
@@ -86,7 +85,7 @@ def kept_cases(folder: Path) -> list[Case]:
 def read_case(folder: Path) -> tuple[Case, dict[str, Any]]:
     """The case of a folder, and what is written beside it. Raises FileFormatError."""
     path = folder / "case.json"
-    content = strict_json(text_of(path, 1 << 20).encode(), str(path))
+    content = json_of(path, 1 << 20)
     values = content.get("case") if isinstance(content, dict) else None
     kinds = {field.name: type(getattr(Case(), field.name)) for field in fields(Case)}
     if not isinstance(values, dict) or values.keys() != set(FIELDS) or any(type(values[name]) is not kinds[name] for name in FIELDS):

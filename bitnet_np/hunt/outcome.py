@@ -29,7 +29,7 @@ from ..model.dense import dense_view
 from ..model.records import Config, Model
 from ..traces.formats.arrays import Batch, Labelled
 from ..traces.points import Trace
-from .engine import Answers, Call, Ran
+from .engine import Answers, Call, Ran, stacked
 
 GROSS = 0.05
 """NMSE of a position that no rounding reaches in a model of few layers: beyond it no reach is measured."""
@@ -179,6 +179,5 @@ class Judge:
         dump: Any = outcome.dump
         if dump is None or isinstance(dump, Path):  # a file that is gone: its logits, with zeros behind those of shorter sequences
             rows = [x for _, x in outcome.rows]
-            longest = max(map(len, rows))
-            dump = np.stack([np.pad(x, ((0, longest - len(x)), (0, 0))) for x in rows]) if len(rows) > 1 else rows[0]
+            dump = stacked(rows) if len(rows) > 1 else rows[0]
         return self.report(model, call, dump, search=isinstance(dump, Mapping) and len(dump) > 1)

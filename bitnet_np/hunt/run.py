@@ -16,6 +16,7 @@ import numpy as np
 from ..base.blas import one_thread
 from ..base.errors import Error
 from ..judge.report.report import Report
+from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
@@ -98,8 +99,8 @@ class Finding:
 
 
 @dataclass
-class Hunt:
-    """The result of a hunt."""
+class Hunt(Judged):
+    """The result of a hunt, which is true if the engine ran and nothing failed."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
@@ -112,6 +113,17 @@ class Hunt:
         """As `check`'s: 1 for a failure, 2 where nothing could be compared."""
         kinds = {finding.outcome.kind for finding in self.findings}
         return (2 if kinds <= {"invalid"} else 1) if kinds else 0 if self.runs else 2
+
+    @property
+    def passed(self) -> bool:
+        """Whether the engine ran and nothing failed."""
+        return self.exit_code == 0
+
+    @property
+    def failure(self) -> str:
+        """Each finding with its smallest case; without one, why the engine did not run."""
+        lines = [f"{finding.where}; smallest: {in_words(finding.case)}" for finding in self.findings]
+        return "\n".join(lines or self.notes or ["the engine was not run"])
 
     def as_dict(self) -> dict[str, Any]:
         """The result, for JSON."""

@@ -12,22 +12,8 @@ from ..testing.space import FIELDS, Case, fitted
 Fails = Callable[[Sequence[Case]], list[bool]]
 """Whether each of some cases fails in the same way. Raises TimeoutError where there is no time for it."""
 
-NUMBERS = (
-    "length",
-    "prefix",
-    "chunk",
-    "batch",
-    "threads",
-    "layers",
-    "kv_heads",
-    "group",
-    "head_dim",
-    "width",
-    "ffn",
-    "vocab",
-    "window",
-    "experts",
-)
+_OF_CALLS = ("length", "prefix", "chunk", "batch", "threads")
+NUMBERS = (*_OF_CALLS, "layers", "kv_heads", "group", "head_dim", "width", "ffn", "vocab", "window", "experts")
 _STEPS = (2, 4, 8, 16, 32, 64, 128)
 
 

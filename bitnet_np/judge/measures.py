@@ -16,7 +16,7 @@ from .first_looks import other_shape
 from .law.expected import Array
 from .law.noise import FLOAT16_NOISE
 from .report.detail import Details
-from .verdict import Verdict
+from .verdict import Judged, Verdict
 
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position
@@ -94,8 +94,8 @@ def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
 
 
 @dataclass(frozen=True, repr=False)
-class Judgement:
-    """The result of a comparison of logits. Numbers are None where the dump could not be compared."""
+class Judgement(Judged):
+    """The result of a comparison of logits, which is true if it passed. Numbers are None where the dump could not be compared."""
 
     verdict: Verdict
     reason: str
@@ -112,6 +112,11 @@ class Judgement:
     top5: float | None = None  # mean overlap of the five largest
     compared: tuple[int, ...] | None = None  # positions of the sequence that theirs are of, None: all, or those the dump names
     explanation: str | None = None  # the mistake that makes these logits, or the dialect they are closest to
+
+    @property
+    def failure(self) -> str:
+        """The verdict and its reason."""
+        return f"{self.verdict}: {self.reason}"
 
     def __repr__(self) -> str:
         return f"Judgement({self.verdict}: {shortened(self.reason, 200)}; {self.positions} positions)"

@@ -1,6 +1,9 @@
 """Verdicts on another engine's numbers, and their exit codes."""
 
 from enum import IntEnum
+from typing import Self
+
+from ..base.errors import WrongError
 
 
 class Verdict(IntEnum):
@@ -53,3 +56,28 @@ _MEANINGS = {
     Verdict.WRONG: "differs by more than rounding explains",
     Verdict.INVALID: "cannot be compared",
 }
+
+
+class Judged:
+    """A result that passed or did not, and is true if it passed."""
+
+    verdict: Verdict
+
+    @property
+    def passed(self) -> bool:
+        """Whether the numbers are correct: PASS, and exit code 0 of the command."""
+        return self.verdict.passed
+
+    @property
+    def failure(self) -> str:
+        """What the error of `raise_if_wrong` says."""
+        raise NotImplementedError
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def raise_if_wrong(self) -> Self:
+        """The result itself if it passed. Raises WrongError otherwise, which says what is wrong and where."""
+        if not self:
+            raise WrongError(self.failure)
+        return self

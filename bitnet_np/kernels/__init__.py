@@ -34,3 +34,12 @@ fast/              what builds LLVM IR: vector registers, byte dot products, mat
 cache/             compiled kernels on disk
 cuda/              the same kernels for NVIDIA GPUs
 """
+
+import sys
+
+import numba  # noqa: F401
+
+from ..base.errors import UnsupportedError
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # asked behind Numba: an extension that needs the GIL has turned it on
+    raise UnsupportedError("this Python runs without the GIL, with which alone bitnet_np is tested: start it with PYTHON_GIL=1")

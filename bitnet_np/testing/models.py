@@ -280,7 +280,10 @@ _FEWEST_TOKENS = 31
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file, with a small `vocabulary` if it has the tokens for one.
 
-    fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
+    Ternary matrices are written as I2_S, whose rows are multiples of 128: random_model(seed, width=128, ffn=256, head_dim=64, heads=2,
+    kv_heads=1) fits. fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files
+    have it.
+
     Raises UnsupportedError for a model that GGUF cannot express.
     """
     path = path_of(path)

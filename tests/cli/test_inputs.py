@@ -8,7 +8,7 @@ import pytest
 from command_line import TINY, needs_text, save_array, sha256, write_file
 
 from bitnet_np.engine.forward_pass import forward_full
-from bitnet_np.traces.token_files import read_sequences
+from bitnet_np.traces.token_files import read_sequences, read_token_ids
 
 # --- sources --------------------------------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,6 @@ def test_text_without_the_extra(refused, monkeypatch):
         ("x.json", "[1, 2", "no array of token ids"),
         ("x.json", "[" * 100_000, "no array of token ids"),
         ("x.json", b"\xff\xfe[1]", "not UTF-8 at byte 0"),
-        ("x.json", "\ufeff[1]", "no array of token ids"),
         ("x.json", "[[1, 2], [3]]", "its sequences have 1 to 2 tokens, expected as many in each"),
         ("x.json", "[[1], 2]", "no array of token ids"),
         ("x.json", "[[[1]]]", "token ids have shape [1, 1, 1], expected [T] or [B, T]"),
@@ -137,3 +136,8 @@ def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
         assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", write_file(tmp_path / name, b"1 2 3 4 5 6"))
     lines = write_file(tmp_path / "prompts", b'{"id": 1, "tokens": [1]}\n')
     assert "prompts, line 1: more than 20 bytes" in refused("generate", TINY, "--prompts-file", lines)
+
+
+@pytest.mark.parametrize(("name", "text"), [("x.json", "[1, 2]"), ("x.txt", "1 2")])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, text):
+    assert read_token_ids(write_file(tmp_path / name, "\ufeff" + text)).tolist() == [1, 2]

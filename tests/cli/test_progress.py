@@ -11,6 +11,7 @@ from command_line import TINY, TOKENS, with_commas
 from numba.core import event
 
 from bitnet_np.cli import progress
+from bitnet_np.cli.compiling import compiling, working_time
 from bitnet_np.cli.main import main
 from bitnet_np.files import embedded
 
@@ -45,7 +46,7 @@ def compile_a_kernel():
 
 
 def test_compilations_are_counted_while_they_last(terminal):
-    with progress.compiling():
+    with compiling():
         compile_a_kernel()
         compile_a_kernel()
     compile_a_kernel()  # after the command
@@ -54,27 +55,27 @@ def test_compilations_are_counted_while_they_last(terminal):
 
 
 def test_nothing_is_shown_once_a_command_prints_its_text(terminal):
-    with progress.compiling():
+    with compiling():
         progress.hide()
         compile_a_kernel()
         progress.bar("reading")(1, 2)
-    with progress.compiling():
+    with compiling():
         progress.clear()
     assert terminal.getvalue() == CLEAR + CLEAR
 
 
 def test_working_time_leaves_out_compiling():
-    with progress.compiling():
-        before = progress.working_time()
+    with compiling():
+        before = working_time()
         with event.trigger_event("numba:compiler_lock"):
             time.sleep(0.2)
-        assert progress.working_time() - before < 0.2
+        assert working_time() - before < 0.2
 
 
 def test_longer_work_prints_what_it_does_every_ten_seconds(capsys, clock):
     """A line for many steps, and one for each that takes longer than that. The first ten seconds print none."""
     clock.seconds += 3600  # the process is older than the command
-    with progress.compiling():
+    with compiling():
         advance = progress.bar("judging operations")
         for done in range(1, 31):
             clock.seconds += 0.9
@@ -93,7 +94,7 @@ def test_longer_work_prints_what_it_does_every_ten_seconds(capsys, clock):
 
 
 def test_a_terminal_gets_a_bar_that_fills_and_goes_away_and_no_lines(terminal, clock):
-    with progress.compiling():
+    with compiling():
         advance = progress.bar("reading")
         for done in range(4):
             clock.seconds += 60

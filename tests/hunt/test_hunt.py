@@ -55,8 +55,7 @@ def test_nan_and_other_bits_are_findings():
     assert nan.outcome.kind == "invalid"
     assert [str(atom) for atom in nan.condition] == ["the number of key heads is 1"]
     state = np.random.default_rng(1)
-    noisy = engine_with("none")
-    result = hunted(lambda model, tokens: noisy(model, tokens) * np.float32(1 + 1e-6 * state.random()), runs=40)
+    result = hunted(engine_with("always", lambda y: y * np.float32(1 + 1e-6 * state.random())), runs=40)
     assert [finding.outcome.kind for finding in result.findings][:1] == ["bits"]
 
 
@@ -205,6 +204,18 @@ def test_each_statement_is_tested_by_runs_that_miss_it_alone():
     assert min(alone) >= 2
 
 
+def test_a_statement_about_a_number_is_tested_with_several():
+    """Right runs with one other number do not show that a statement is not too narrow: threads 2 is wrong, 1 right, and so 3 is asked."""
+    edges = {name: values[:1] for name, values in EDGES.items()} | {"threads": (1, 2, 3), "vocab": (64, 65, 100)}
+    failing, passing = [Case(threads=2), Case(threads=2, vocab=65)], [Case(), Case(vocab=65)]
+    contrast = Contrast(failing[0], failing, passing, lambda case: set(), edges, lambda: Case(), random.Random(1))
+    (atom,) = contrast.condition
+    assert contrast.right_without(atom) == [1, 1]
+    assert contrast.untested() == [atom]
+    near = [case for case in contrast.neighbours() if case not in {*failing, *passing}]
+    assert {case.threads for case in contrast.alone(near)} <= {3, 4}
+
+
 @pytest.mark.parametrize("tokens", ["first", "last", "alike", "inner"])
 def test_facts_of_ids_are_those_of_the_ids(tokens):
     """However they were drawn: a prompt of one id, or of the last one alone, is of equal ids, too."""
@@ -228,4 +239,4 @@ def test_no_condition_is_said_that_a_run_contradicts():
 def test_conditions_of_the_tests_are_told_apart():
     config = LIKE.config
     call = {"chunk": 2, "prefix": 0, "threads": 1, "row": 0}
-    assert [name for name, holds in CONDITIONS.items() if holds(config, 8, **call)] == ["a multiple of 8", "second chunk"]
+    assert [name for name, holds in CONDITIONS.items() if holds(config, 8, **call)] == ["always", "a multiple of 8", "second chunk"]

@@ -27,7 +27,7 @@ def cases_of(report: Report, name: str) -> list[Case]:
         return cases + [_case(f"sequence {b}", one.verdict, one.said) for b, one in enumerate(report.sequences)]
     cases += [_case(o.place, o.verdict, f"{o.verdict}: {o.hypothesis or o.reason}".removesuffix(": ")) for o in report.operations]
     logits = report.logits
-    return cases + ([_case("logits as such", logits.verdict, f"{logits.verdict}: {logits.reason}")] if logits else [])
+    return cases + ([_case("logits as such", logits.verdict, f"{logits.verdict}: {logits.reason}")] if logits is not None else [])
 
 
 def _case(name: str, verdict: Verdict, text: str) -> Case:

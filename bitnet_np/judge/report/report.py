@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ...base.errors import WrongError, listed, shortened
+from ...base.errors import listed, shortened
 from ...traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..law.precision import Precision
 from ..measures import Judgement
 from ..mistakes.mistake import Cause
-from ..verdict import Verdict
+from ..verdict import Judged, Verdict
 from .detail import Details
 
 SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
@@ -63,6 +63,11 @@ class OperationVerdict:
     def place(self) -> str:
         return self.key.place
 
+    @property
+    def passed(self) -> bool:
+        """Whether the tensor is correct. There is no truth of this record: `first_wrong` is None or one of them."""
+        return self.verdict.passed
+
 
 def _closer(ours: float, theirs: float) -> str:
     if abs(ours - theirs) <= 0.05 * max(ours, theirs):
@@ -71,7 +76,7 @@ def _closer(ours: float, theirs: float) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Judged):
     """The judgement of a dump: of its operations, and of its logits as such where it has some. It is true if it passed."""
 
     verdict: Verdict
@@ -85,24 +90,15 @@ class Report:
     sequences: tuple["Report", ...] = ()  # of several sequences, the report on each; the rest is on one of them, `sequence`
     not_understood: tuple[str, ...] = ()  # labels of the dump that stand for no tensor
 
-    def __bool__(self) -> bool:
-        return self.passed
-
     @property
-    def passed(self) -> bool:
-        """Whether the dump is correct: PASS, and exit code 0 of the command."""
-        return self.verdict.passed
-
-    def raise_if_wrong(self) -> "Report":
-        """The report itself if it passed. Raises WrongError otherwise, with the verdict, the place, the cause and the next step."""
-        if not self:
-            step = next_step(self)
-            raise WrongError(self.said + f"; next: {step}" * bool(step))
-        return self
+    def failure(self) -> str:
+        """The verdict, the place, the cause and the next step."""
+        step = next_step(self)
+        return self.said + f"; next: {step}" * bool(step)
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
-        judged += ["logits"] if self.logits else []
+        judged += ["logits"] if self.logits is not None else []
         return f"Report({self.verdict}: {shortened(self.reason, 200)}{'; ' * bool(judged)}{' and '.join(judged)})"
 
     @classmethod
@@ -182,7 +178,7 @@ class Report:
             "notes": list(self.notes),
             "not_understood": list(self.not_understood),
             "closer_to_float64": self.closer,
-            "logits": self.logits.as_dict() if self.logits else None,
+            "logits": self.logits.as_dict() if self.logits is not None else None,
             "sequences": [report.as_dict() for report in self.sequences],
         }
 
