@@ -97,7 +97,7 @@ class Report:
         """The report itself if it passed. Raises WrongError otherwise, with the verdict, the place, the cause and the next step."""
         if not self:
             step = next_step(self)
-            raise WrongError(self.said + f"; next: {step}" * bool(step))
+            raise WrongError(self.headline + f"; next: {step}" * bool(step))
         return self
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Report:
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
     @property
-    def said(self) -> str:
+    def headline(self) -> str:
         """The verdict and its reason."""
         return self.reason if self.reason.startswith(str(self.verdict)) else f"{self.verdict}: {self.reason}"
 
