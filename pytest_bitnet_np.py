@@ -112,7 +112,7 @@ def _message(report: Report) -> str:
     """The first wrong operation and its cause, and what else is wrong, in a few lines."""
     bad = [o for o in report.operations if not o.verdict.passed]
     first = report.first_wrong
-    lines = [report.said]
+    lines = [report.headline]
     if first is not None and first.hypothesis and first.reason:
         lines.append(f"{first.place}: {first.reason}")
     if len(bad) > 1:

@@ -65,7 +65,7 @@ def _printed(result: Hunt) -> str:
 def _finding(finding: Finding) -> str:
     lines = [printable(finding.where), f"smallest: {in_words(finding.case)}", printable(finding.outcome.text)]
     if finding.report is not None and finding.report.reason != finding.outcome.text:
-        lines.append(f"check: {printable(finding.report.said)}")
+        lines.append(f"check: {printable(finding.report.headline)}")
     if finding.place is not None:
         lines.append(f"probes: {printable(finding.place.cause or finding.place.text)}")
     if finding.folder is not None:

@@ -22,12 +22,12 @@ from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
 from .declaring import flag
 from .equivalence import look_through
-from .first_looks import normalised, of_other_tokens, one_layer_lower
+from .first_looks import normalised, of_other_tokens, one_layer_lower, other_sums
 from .law.graph import LOGITS, operations
 from .law.precision import DIGITS, FLOAT32, Precision, storage_type
 from .law.roundings import to_digits
 from .logits_alone import judge_logits
-from .measures import FLIPS_LIMIT, Judgement, invalid, position_nmse, same_bits
+from .measures import FLIPS_LIMIT, Judgement, invalid, judge, position_nmse, same_bits
 from .options import DEFAULT, Options
 from .report.detail import Details
 from .report.report import OperationVerdict, Report
@@ -257,12 +257,19 @@ class _Logits(NamedTuple):
         kind, ours = storage_type(self.theirs), self.convert(self.every[self.positions])
         is_normalised = self.convert is log_softmax and normalised(self.theirs) is not None and invalid(ours, self.theirs) is None
 
-        def run(variant: Variant) -> Floats:
-            end = int(looked_at.max()) + 1
-            x = self.convert(variant_logits(variant, self.ids[None, :end])[0][looked_at])
+        def stored(x: Floats) -> Floats:
+            x = self.convert(x)
             x = x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
-            return _apart_from_sums(ours[: len(x)], x) if is_normalised else x
+            return _apart_from_sums(ours[: x.shape[-2]], x) if is_normalised else x
 
+        def run(variant: Variant) -> Floats:
+            return stored(variant_logits(variant, self.ids[None, : int(looked_at.max()) + 1])[0][looked_at])
+
+        def run_first(variant: Variant, count: int, length: int) -> Floats:
+            return stored(variant_logits(variant, np.tile(self.ids[:length], (count, 1))))
+
+        if self.convert is log_softmax and invalid(ours, self.theirs) is None and (text := other_sums(self.theirs)) is not None:
+            return replace(judge(ours, self.theirs, None, self.positions), verdict=Verdict.WRONG, reason=text, explanation=text)
         if self.has_all and self.theirs.ndim == 2:
             text = of_other_tokens(self.theirs, self.ids, lambda ids: self.convert(run_whole(self.runtime, Tokens.whole(ids[None]))[0]))
             if text is not None:
@@ -270,7 +277,8 @@ class _Logits(NamedTuple):
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
         base = Variant("ours", self.runtime.model, self.runtime.dialect)
         theirs = _apart_from_sums(ours, self.theirs) if is_normalised else self.theirs
-        judged = judge_logits(ours, theirs, base, run, options, search and nearest == last, self.positions, self.ids)
+        first = run_first if self.positions[0] == 0 and self.has_all else None
+        judged = judge_logits(ours, theirs, base, run, options, search and nearest == last, self.positions, self.ids, first)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))
@@ -299,9 +307,9 @@ def has_logits(runtime: Runtime, tokens: Tokens, trace: Trace, ours: Floats) -> 
 
 
 def _apart_from_sums(ours: Floats, theirs: NDArray) -> Floats:
-    """Log-probabilities [P, V] without the mean error of each position: as the sum of probabilities is 1, it follows from the other errors,
-    and is off by more than they are."""
-    shift = (theirs.astype(np.float64) - ours).mean(axis=1, keepdims=True)
+    """Log-probabilities [.., P, V] without the mean error of each position: as the sum of probabilities is 1, it follows from the other
+    errors, and is off by more than they are."""
+    shift = (theirs.astype(np.float64) - ours).mean(axis=-1, keepdims=True)
     return np.where(shift == 0, theirs, theirs - shift).astype(np.float32)
 
 
@@ -324,7 +332,7 @@ def compare_traces(
     engines write it: codes, their scales, and attention's scores.
     details: see judge_trace. tolerance: in place of those limits, the largest difference, as a part of a tensor's largest number.
     """
-    tolerance = None if tolerance is None else positive("tolerance", tolerance)
+    tolerance, partial = None if tolerance is None else positive("tolerance", tolerance), true_or_false("partial", partial)
     ours, theirs = instance("ours", ours, Trace), instance("theirs", theirs, Trace)
     if details is not None:
         instance("details", details, Details)
@@ -335,7 +343,7 @@ def compare_traces(
     if not common:
         return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
     needed = [key for key in missing if not key.name.endswith(("_codes", "_scale")) and key.name not in SCORES]
-    if needed and not true_or_false("partial", partial):
+    if needed and not partial:
         return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(needed, 5)}; --partial compares what both have", missing=missing)
     verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details, tolerance) for key in common)
     worst = max(o.verdict for o in verdicts)

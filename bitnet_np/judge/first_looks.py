@@ -56,6 +56,17 @@ def other_numbers(ours: NDArray, theirs: NDArray) -> str | None:
     return f"all logits of a position are off by the same, those of position 0 {by}, and right otherwise"
 
 
+def other_sums(theirs: NDArray) -> str | None:
+    """What log-probabilities [P, V] are whose exponentials have another sum than 1, by more than bfloat16 leaves it."""
+    x = theirs.astype(np.float64)
+    largest = x.max(axis=1)
+    total = largest + np.log(np.exp(x - largest[:, None]).sum(axis=1))
+    worst = int(np.abs(total).argmax())
+    if not abs(total[worst]) > np.log1p(max(_NORMALISED.values())):
+        return None
+    return f"their exponentials add up to {np.exp(total[worst]):.4g} at position {worst}, not to 1: they are no log-probabilities"
+
+
 def other_shape(theirs: NDArray, ours: NDArray) -> str:
     """A likely reason why a tensor has not our shape [T, N], to be appended to a message; empty where none is seen."""
     (rows, width), length = theirs.shape if theirs.ndim == 2 else (0, 0), len(ours)

@@ -7,12 +7,13 @@ farther from ours than they are, by the margins of measures.limits, is wrong.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.dialects import DIALECTS, Dialect
-from ..model.records import Blocks, Model, Ternary
+from ..model.records import MATRICES, Blocks, Model, Ternary
 from ..traces.points import FIELDS, Key
 from .law.expected import type_of
 from .law.formats import half_steps, rounded
@@ -103,7 +104,25 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     head = np.empty(base.model.head.shape, np.float32)
     for rows, matrix in row_blocks(base.model.head):
         head[rows] = rounded(matrix, precision.head)
-    return variant.with_model(head=head)
+    return variant.with_model(output=head)
+
+
+def engines_of_type(base: Variant, kind: str) -> Iterator[Variant]:
+    """Yields our engine with its recorded tensors rounded to a float type: all, or all but the sums that run through the layers; with
+    float32 matrices as they are, and rounded, too."""
+
+    def narrow(x: Any) -> Any:
+        return _to_type(x, kind) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x
+
+    engines = [base]
+    if any(isinstance(linear.weights, np.ndarray) and linear.weights.dtype == np.float32 for linear in base.linears()):
+        converted = base.with_model(output=narrow(base.model.head), token_embd=narrow(base.model.token_embd))
+        for name in base.present(MATRICES):
+            converted = converted.with_field(name, lambda linear: replace(linear, weights=narrow(linear.weights)))
+        engines.append(converted)
+    for engine in engines:
+        yield replace(engine, edit=lambda name, n, x: narrow(x))
+        yield replace(engine, edit=lambda name, n, x: x if name in _UNROUNDED else narrow(x))
 
 
 def _of_operands(precision: Precision) -> float:

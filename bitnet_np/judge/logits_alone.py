@@ -13,7 +13,7 @@ limit of a dump of last positions.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -27,22 +27,25 @@ from ..model.records import MATRICES, Model
 from ..traces.points import Key
 from .bounds import TINY
 from .first_looks import other_numbers
-from .honest_engines import dialects, in_precision, other_choices, reach_of, roundings
+from .honest_engines import dialects, engines_of_type, in_precision, other_choices, reach_of, roundings
 from .law.expected import type_of
+from .law.graph import TOKENS
 from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
 from .mistakes.catalogue import Trial, in_engine, sites, trials
-from .mistakes.mistake import Cause
+from .mistakes.mistake import Cause, Compute
 from .mistakes.names import CACHE_ROUNDINGS
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import DEFAULT, SEARCHING, USUAL_BUDGET, Options
 from .readings.table import facts_of
 from .readings.wrong import Wrong
-from .variant import Floats, Variant, scaled
+from .variant import Floats, OfSequence, Variant, scaled, with_each_computed
 from .verdict import Verdict
 
 Run = Callable[[Variant], Floats]
+RunFirst = Callable[[Variant, int, int], Floats]
+"""A variant of so many sequences, and how many tokens of each -> [B, T, V]."""
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
 _LITTLE = 0.01  # of the mean distance: a position that is nearer is right
@@ -54,6 +57,10 @@ _HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried a
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
 _OF_FACTOR = 0.2  # of the error, left by the best factor and constant of each position, if that is what is wrong
+_OF_TYPES = 10**9  # multiply-adds of a run: the weights of a larger model are not rounded all together
+_LOOKED_AT = 3  # positions
+_ROWS = 8  # by which the size of an error is known
+_TOGETHER = 16  # mistakes that are tried at once
 _FAR = 8  # times the RMS error that roundings leave: a logit that is farther is in question
 
 
@@ -66,6 +73,7 @@ def judge_logits(
     search: bool = True,
     numbers: NDArray[np.int64] | None = None,
     ids: NDArray[np.int64] | None = None,
+    run_first: RunFirst | None = None,
     slack: float = 1.0,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
@@ -73,8 +81,9 @@ def judge_logits(
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
     `run(base)`. options: without a precision, the dialects and the narrow types that nobody declared are tried. search: whether mistakes
     are tried. numbers: see measures.judge. ids: the token ids of the one sequence that `run` takes; without them whole engines, scales of
-    matrices and likely mistakes are tried alone. slack: factor of the limits of what nothing explains, which then have llama.cpp's flash
-    attention in them, too.
+    matrices and likely mistakes are tried alone. run_first: logits of the first tokens, if ours and theirs begin with the first position:
+    many mistakes are tried at once there, and most are refused. slack: factor of the limits of what nothing explains, which then have
+    llama.cpp's flash attention in them, too.
     Raises nothing for what the dump holds: see measures.judge.
     """
     judged = judge(ours, theirs, None, numbers, options.details)
@@ -82,13 +91,13 @@ def judge_logits(
         return judged
     if ids is not None and (text := other_numbers(ours, np.asarray(theirs))) is not None:
         return _wrong(judged, text)
-    target = _Target(ours, theirs, base, run, options, search, ids)
+    target = _Target(ours, theirs, base, run, options, search, ids, run_first)
     judged = judge(ours, theirs, target.reach, numbers, options.details)
     kinds = _stated_types(base.model, options) if options.precision is None and judged.verdict == Verdict.WRONG else {}
 
     def in_type(kind: str, budget: float) -> Judgement:
         narrow = replace(options, precision=Precision(act=kind), budget=budget)
-        found = judge_logits(ours, theirs, base, run, narrow, search, numbers, ids, slack)
+        found = judge_logits(ours, theirs, base, run, narrow, search, numbers, ids, run_first, slack)
         return replace(found, verdict=max(found.verdict, Verdict.NARROW), reason=f"in {kind}, {kinds[kind]}: {found.reason}")
 
     for kind in kinds:
@@ -143,9 +152,17 @@ class _Target:
     """Their logits beside ours, and runs that may come nearer to them."""
 
     def __init__(
-        self, ours: Floats, theirs: ArrayLike, base: Variant, run: Run, options: Options, search: bool, ids: NDArray[np.int64] | None
+        self,
+        ours: Floats,
+        theirs: ArrayLike,
+        base: Variant,
+        run: Run,
+        options: Options,
+        search: bool,
+        ids: NDArray[np.int64] | None,
+        run_first: RunFirst | None,
     ) -> None:
-        self.base, self.options, self.search, self.ids = base, options, search, ids
+        self.base, self.options, self.search, self.ids, self.run_first = base, options, search, ids, run_first
         self.declared = options.precision or FLOAT32
         self.engines = list(in_engine(base)) if search else []
         # scales of queries and keys do the same
@@ -236,10 +253,10 @@ class _Target:
         if len(every) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
-        formats = search.format(case) if not self.options.is_strict and self.noise_level(COARSEST) else None
-        cause = formats or search.named(case, every[:most])
-        if cause is None and (self.options.is_strict or self.noise() is None):  # what is like noise may be a known mistake, or is noise
-            cause = search.unnamed(case)
+        level, is_noise = (0.0, False) if self.options.is_strict else (self.noise_level(COARSEST), self.noise() is not None)
+        case = replace(case, level=level if is_noise else 0.0)
+        cause = search.format(case) if level and not is_noise else None  # too coarse to be believed without its name
+        cause = cause or search.named(case, every[:most]) or (search.format(case) if is_noise else search.unnamed(case))
         search.close()
         self.said.extend(search.notes())
         return cause
@@ -277,6 +294,16 @@ class _Target:
         return judge(self.a, self.b, self.reach).verdict == Verdict.WRONG
 
     @cached_property
+    def first_look(self) -> "_FirstLook | None":
+        """The first positions that are as wrong as all; None where they are no less work than all."""
+        wrong = np.flatnonzero(self.away >= self.away.mean() / 2)[:_LOOKED_AT]
+        if self.run_first is None or self.ids is None or 2 * (wrong[-1] + 1) > len(self.a) or self.work > _MOST_WORK // 100:
+            return None
+        right: dict[Key, NDArray] = {TOKENS: self.ids[: len(self.a)]}
+        self.base.run(right[TOKENS][None], lambda name, n, x: right.update({Key(name, n): x.reshape(len(x), -1).copy()}))
+        return _FirstLook(self.base, self.run_first, right, self.a, self.b, self.away, wrong)
+
+    @cached_property
     def work(self) -> int:
         """Multiply-adds of a run."""
         return len(self.a) * sum(prod(x.shape) for x in (self.base.model.head, *self.base.linears()))
@@ -295,10 +322,11 @@ class _Target:
                     if x is not None and self.explains(x, self.away):
                         return f"{trial.cause}; in {dialect.text}"
         for precision in _PRECISIONS:
-            x = self.logits(in_precision(self.base, precision))
-            if x is None or _distances(x, self.a, self.b).mean() > _NEARER * self.away.mean():
+            of_type = engines_of_type(self.base, precision.act) if precision.act != "float32" and self.work <= _OF_TYPES else ()
+            runs = [run for variant in (in_precision(self.base, precision), *of_type) if (run := self.logits(variant)) is not None]
+            if not any(_distances(x, self.a, self.b).mean() <= _NEARER * self.away.mean() for x in runs):
                 continue  # a coarse type reaches far, but only an engine that has it errs in its direction
-            if judge(self.a, self.b, reach_of(self.a, [x], self.base, precision)).verdict <= Verdict.FLIPS:
+            if judge(self.a, self.b, reach_of(self.a, runs, self.base, precision)).verdict <= Verdict.FLIPS:
                 if precision.act != "float32":
                     return f"no farther than the precision {precision} reaches, and in its direction"
                 self.said.append(f"the precision {precision} would explain it: declare it if your engine has it")
@@ -342,6 +370,49 @@ class _Target:
         return f"the scale of {best} is off, by a factor of about {np.exp(slope):.3g}{more}"
 
 
+@dataclass(frozen=True)
+class _FirstLook:
+    """Positions at which many mistakes are tried at once, each in a sequence of so few tokens."""
+
+    base: Variant
+    run: RunFirst
+    right: Mapping[Key, NDArray]  # our tensors, of all tokens
+    ours: NDArray  # [P, V]
+    theirs: NDArray
+    away: NDArray[np.float64]  # [P]
+    wrong: NDArray[np.intp]  # the positions
+
+    def promising(self, some: Sequence[Trial]) -> list[Trial]:
+        """Those of some mistakes that leave at most half of the error at these positions, or have to be tried at all others."""
+        looked_at = [trial for trial in some if trial.computes and not trial.grid and trial.engine is None]
+        if not looked_at:
+            return list(some)
+        end, failed = int(self.wrong[-1]) + 1, set[int]()
+        variant = with_each_computed(self.base, [trial.computes for trial in looked_at], self.right[TOKENS][:end], failed)
+        with np.errstate(all="ignore"):
+            logits = self.run(variant, len(looked_at), end)
+        away = [_distances(x, self.ours[:end], self.theirs[:end])[self.wrong].mean() for x in logits]
+        far = [i in failed or not x < self.away[self.wrong].mean() / 2 for i, x in enumerate(away)]
+        refused = {id(trial) for trial, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(trial, end)}
+        return [trial for trial in some if id(trial) not in refused]
+
+    def looks_ahead(self, trial: Trial, end: int) -> bool:
+        """Whether a mistake makes other numbers of the first tokens where more follow."""
+        compute = next(iter(trial.computes.values()))
+        first, every = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
+        if first is None or every is None:
+            return first is not every
+        return len(every) < end or not np.allclose(first, every[:end], rtol=1e-5, atol=1e-6 * np.abs(every).max())
+
+    def made(self, compute: Compute, rows: slice) -> NDArray | None:
+        """A tensor of the first tokens with a mistake; None if it has no finite numbers."""
+        try:
+            y = compute(OfSequence(self.right, rows))
+        except KeyError:
+            return None
+        return y if np.isfinite(y).all() else None
+
+
 @dataclass(kw_only=True)
 class LogitsCase(Case):
     """Their logits, and what our engine makes of the tokens with a mistake."""
@@ -361,6 +432,19 @@ class LogitsCase(Case):
         if trial.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
             return Explanation(np.inf, False)
         return Explanation(float(away.mean()), _explains(away, self.best) and t.made_by(array))
+
+    def promising(self, every: Iterable[Trial], stop: Callable[[], bool]) -> Iterator[Trial]:
+        look, rest = self.target.first_look if self.target.strong else None, iter(every)
+        if look is None:  # or where flipped codes may be most of what is left at some positions
+            yield from rest
+            return
+        while (some := list(islice(rest, _TOGETHER))) and not stop():
+            yield from look.promising(some)
+
+    def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
+        look, rows = self.target.first_look, slice(0, _ROWS)
+        made = None if look is None else look.made(compute, rows)
+        return None if look is None or made is None else (made, look.right[key][rows])
 
     def cost(self, changed: Collection[Key]) -> float:
         return self.target.work + OVERHEAD * len(self.span) // 2

@@ -102,6 +102,47 @@ def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], id
     return replace(base, text=text, edit=edit)
 
 
+class OfSequence(dict):
+    """Tensors of one of several sequences in float64, [T, width] each, out of those of all, when they are asked for."""
+
+    def __init__(self, every: Mapping[Key, NDArray], rows: slice):
+        super().__init__()
+        self._every, self._rows = every, rows
+
+    def __missing__(self, key: Key) -> NDArray[np.float64]:
+        x = self._every[key][self._rows]
+        return x if key == TOKENS else x.astype(np.float64)
+
+
+def with_each_computed(base: Variant, every: Sequence[Mapping[Key, Computed]], ids: NDArray[np.int64], refused: set[int]) -> Variant:
+    """The variant of as many sequences of the same token ids [T], each of which computes some tensors otherwise, as by `with_computed`.
+
+    refused: gets the numbers of those sequences whose tensors cannot be computed, or have no finite numbers of this shape.
+    """
+    values: dict[Key, NDArray] = {TOKENS: np.tile(ids, len(every))}
+    parts = [slice(len(ids) * i, len(ids) * (i + 1)) for i in range(len(every))]
+
+    def edit(name: str, layer: int | None, x: NDArray) -> NDArray:
+        key = Key(name, layer)
+        values[key] = x.reshape(len(x), -1).copy()
+        for i, computes in enumerate(every):
+            if key in computes and i not in refused:
+                try:
+                    y = computes[key](OfSequence(values, parts[i]))
+                except KeyError:  # it asks for a tensor of a later layer
+                    y = np.empty(0)
+                if y.size == values[key][parts[i]].size and np.isfinite(y).all():
+                    values[key][parts[i]] = y.reshape(len(ids), -1)
+                else:
+                    refused.add(i)
+        if key == LOGITS:
+            refused.update(i for i, rows in enumerate(parts) if not np.isfinite(values[key][rows]).all())
+            values[key] = np.nan_to_num(values[key], posinf=0.0, neginf=0.0)
+        return values[key].reshape(x.shape).copy()
+
+    return replace(base, edit=edit)
+
+
 def scaled(base: Variant, name: str, factor: float) -> Variant:
     """The variant with the scale of one kind of matrix times a factor, in every layer."""
 

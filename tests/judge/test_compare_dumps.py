@@ -1,9 +1,11 @@
 """Two dumps without a model: near by mean square errors, and nothing passes because it could not be compared."""
 
 import numpy as np
+import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 from bitnet_np import BITNET_CPP
+from bitnet_np.base.errors import OptionError
 from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key
@@ -25,6 +27,8 @@ def test_what_cannot_be_compared_is_invalid():
     for a, b, partial in ((ours, part, False), (ours, none, True), (ours, other, False), (ours, nan, False), (nan, nan, False)):
         assert compare_traces(a, b, partial).verdict is Verdict.INVALID
     assert compare_traces(ours, part, partial=True).verdict is Verdict.SAME_BITS
+    with pytest.raises(OptionError, match="partial is 'no'"):  # whether or not a tensor is missing
+        compare_traces(ours, ours, partial="no")
 
 
 def test_codes_that_differ_are_flips_at_best():

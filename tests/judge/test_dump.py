@@ -55,8 +55,13 @@ def test_log_probabilities_of_a_narrow_engine_are_judged_apart_from_their_sums()
     model, ids = random_model(1, family="llama", **shape), np.random.default_rng(0).integers(0, 320, 40)
     narrow = Variant("", model, EXACT, edit=lambda name, n, x: to_bfloat16(x).astype(x.dtype) if x.dtype == np.float32 else x)
     theirs = log_softmax(variant_logits(narrow, ids[None])[0])
-    assert check(model, ids, {"log_probs": theirs}, budget=0).verdict is Verdict.NARROW
-    for wrong in (theirs + np.float32(1), log_softmax(1.05 * theirs), log_softmax(np.roll(theirs, 1, axis=1))):
+    report = check(model, ids, {"log_probs": theirs})
+    assert (report.verdict, report.reason) == (Verdict.NARROW, "no farther than the precision act=bfloat16 reaches, and in its direction")
+    for more in (0.1, 1, -1):
+        report = check(model, ids, {"log_probs": theirs + np.float32(more)}, budget=0)
+        assert report.verdict is Verdict.WRONG
+        assert f"their exponentials add up to {np.exp(more):.4g}" in report.reason
+    for wrong in (log_softmax(1.05 * theirs), log_softmax(np.roll(theirs, 1, axis=1))):
         assert check(model, ids, {"log_probs": wrong}, budget=0).verdict is Verdict.WRONG
     theirs[3, 5] = -np.inf
     assert "their logit at 3, 5 is -inf" in check(model, ids, {"log_probs": theirs}).reason

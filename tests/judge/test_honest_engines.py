@@ -118,6 +118,12 @@ def test_every_type_of_a_precision_has_a_reach(field, model, ops):
     np.testing.assert_array_equal(logits_of(same, ids), own)
 
 
+def test_a_converted_head_has_a_reach():
+    base = Variant("ours", llama_of("float32"), EXACT)
+    run = in_precision(base, Precision(head="q8_0"))
+    assert 0 < position_nmse(logits_of(base, TOKENS_OF_300), logits_of(run, TOKENS_OF_300)).mean() < 1e-3
+
+
 def test_flash_attention_rounds_as_the_dialect_does_and_its_sums():
     """Keys, values, queries and probabilities are rounded by the dialect; what is added grows with the number of keys."""
     base = Variant("ours", llama_of("float32"), EXACT)

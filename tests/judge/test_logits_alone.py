@@ -12,14 +12,17 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.judge import logits_alone
 from bitnet_np.judge.honest_engines import in_precision
+from bitnet_np.judge.law.graph import TOKENS
 from bitnet_np.judge.law.precision import Precision
-from bitnet_np.judge.logits_alone import _explains, judge_logits
-from bitnet_np.judge.measures import judge
+from bitnet_np.judge.logits_alone import _explains, _FirstLook, judge_logits
+from bitnet_np.judge.measures import judge, position_nmse
+from bitnet_np.judge.mistakes.catalogue import sites, trials
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant, scaled, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
+from bitnet_np.traces.points import Key
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
 SMALL = {"n_layers": 4, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96}
@@ -222,6 +225,27 @@ def test_an_interrupt_ends_the_search_and_keeps_the_verdict_where_that_is_asked_
     assert (found.verdict, found.reason.endswith("the search for causes was interrupted"), len(runs)) == (WRONG, True, 1)
     with pytest.raises(KeyboardInterrupt):
         judgement(Options())
+
+
+def test_a_first_look_refuses_most_mistakes_and_not_the_one_that_was_made():
+    """Many at once at the first wrong positions; but those that depend on later tokens, or have a number, are tried at all."""
+    base, ids = Variant("ours", LLAMA, EXACT), IDS
+    every = [trial for trial in trials(sites(LLAMA, EXACT, len(ids)), single=True) if trial.cause.fault]
+    right = {TOKENS: ids}
+    own = base.run(ids[None], lambda name, n, x: right.update({Key(name, n): x.reshape(len(x), -1).copy()}))[0]
+
+    def run(variant, count, length):
+        return variant.run(np.tile(ids[:length], (count, 1)))
+
+    for said in ("the norm's weight is missing", "the score scale is missing", "the mask is missing: tokens see the future"):
+        made = next(trial for trial in every if said in trial.cause.text)
+        theirs = made.variant(base, ids).run(ids[None])[0]
+        away = position_nmse(own, theirs)
+        look = _FirstLook(base, run, right, own, theirs, away, np.flatnonzero(away >= away.mean() / 2)[:3])
+        left = look.promising(every)
+        assert made in left
+        assert len(left) < len(every) / 4
+    assert look.looks_ahead(made, 4)
 
 
 def test_positions_that_are_right_do_not_count_against_a_mistake():

@@ -15,7 +15,7 @@ from bitnet_np.engine.dialects import EXACT
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.formats import NARROW
 from bitnet_np.judge.measures import judge
-from bitnet_np.judge.mistakes.catalogue import in_engine
+from bitnet_np.judge.mistakes.catalogue import in_engine, sites, trials
 from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
@@ -154,3 +154,15 @@ def test_an_activation_in_16_bits_is_no_fault(family, kind):
     assert [(o.verdict, o.hypothesis) for o in report.operations if o.key == Key("ffn_out", 1)] == [
         (Verdict.NARROW, f"the activation's input and value are rounded to {kind}, as in a table of it")
     ]
+
+
+def test_a_mistake_may_be_in_the_norms_of_all_heads():
+    """Queries' and keys' heads share a function. What is in these norms alone is not called one of every norm."""
+    model = random_model(1, family="qwen3", **SHAPE)
+    some = [mistake for mistake in CATALOGUE if mistake.id in ("norm.missing", "norm.after_rope")]
+    tried = {trial.cause.text: {key.name for key in trial.computes} for trial in trials(sites(model, EXACT), False, some)}
+    missing = "the norm is missing: its input comes out unchanged"
+    of_heads, rotations = {"Qcur_normed", "Kcur_normed"}, {"Qcur_rope", "Kcur_rope"}
+    assert tried[f"at Qcur_normed, Kcur_normed of every layer: {missing}"] == of_heads
+    assert tried[f"in every norm of the layers: {missing}"] == of_heads | {"attn_norm", "ffn_norm"}
+    assert of_heads | rotations in [names for text, names in tried.items() if "the rotation comes before the norm of heads" in text]

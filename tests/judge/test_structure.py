@@ -406,9 +406,7 @@ def test_another_zero_point_of_a_type_with_minimums_is_told():
     matrix = rows_of(linear.weights, np.arange(128)) - zero
     wrong = points[Key("attn_norm", 0)] @ matrix.T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
     said = read_off(model, ids, points, Key("Qcur", 0), wrong)
-    assert (
-        said == "Q4_1: a number is added to the weights of each block of 32, 3 to 3 times its factor, as by another zero point or minimum"
-    )
+    assert said == "Q4_1: a number is added to the weights of each block of 32, 3 times its factor, as by another zero point or minimum"
 
 
 UP, NORM = P["ffn_up"], P["ffn_norm"]

@@ -317,6 +317,10 @@ def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
     yield from ((noun, linear) for noun, linear in others if linear is not None)
 
 
+_OF_HEADS = dict.fromkeys(ROPE, "the rotation") | dict.fromkeys(HEAD_NORMS, "the norm of heads")
+"""What the same operations of queries and of keys are called, so that one mistake may be in both."""
+
+
 def swapped(place: Operation, tree: Node) -> Edits:
     """Two operations in the opposite order, seen behind either of them."""
     single = [o for o in operations(place.model, place.dialect) if len(o.inputs) == 1 and o.key.layer == place.key.layer]
@@ -326,7 +330,8 @@ def swapped(place: Operation, tree: Node) -> Edits:
         if first is None or place.key not in (first.key, second.key):
             continue
         early = second.make(second, tensor(first.inputs[0]))
-        yield f"{second.key.name} comes before {first.key.name}", first.make(first, early)
+        said, before = (_OF_HEADS.get(o.key.name, o.key.name) for o in (second, first))
+        yield f"{said} comes before {before}", first.make(first, early)
 
 
 @_of_nodes

@@ -175,7 +175,8 @@ def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
         return ""
     same = {key.layer for key in every if key.name in names}
     of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
-    for noun, at in SHARED.items() if len(names) > 1 else ():
+    possible = {key.name for key in every if key.layer is not None or None in layers}
+    for noun, at in SHARED.items() if len(names) > 1 and set(names) == possible else ():
         if set(names) <= set(at):
             return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
     return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "

@@ -14,7 +14,7 @@ from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED, TOP_EXPERTS
 from ..edits import kinds
 from ..edits.kinds import NORMING, ROPE
 from ..edits.quantisers import QUANTISERS
-from ..law.graph import EMBEDDING, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED
+from ..law.graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED
 from . import engines
 from .mistake import Mistake
 
@@ -24,9 +24,10 @@ _HEAD, _ATTENTION, _SUMS = (LOGITS.name,), ("kqv_out",), ("ffn_inp", "l_out")
 SHARED = {"every norm": NORMING, "RoPE": ROPE}
 """Functions that operations of several names share."""
 _INPUTS = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")
-ROLES = (*_INPUTS, sum(_INPUTS, ()), ("Qcur", "Kcur"), ("attn_o_out", "ffn_down"))
+_NORMS_OF_BRANCHES = ("attn_norm", "ffn_norm"), ("attn_post_norm", "ffn_post_norm")
+ROLES = (*_INPUTS, sum(_INPUTS, ()), ("Qcur", "Kcur"), ("attn_o_out", "ffn_down"), tuple(HEAD_NORMS), *_NORMS_OF_BRANCHES)
 """Products that one function may compute: those of one input, which a fused matrix gives, all that are split by their outputs between
-ranks, and those that are split by their inputs."""
+ranks, and those that are split by their inputs. Norms of queries' and keys' heads, before both branches, and behind both."""
 
 
 def _named(rows: dict[str, str], at: tuple[str, ...] = (*_EVERY, POOLED.name), **common: Any) -> Iterator[Mistake]:
@@ -91,7 +92,7 @@ _ANYWHERE = {
     "weights.others": "other_weight: the weights of {A} are used",
     "input.unnormed": "other_tensor: {input} is read instead of {x}_norm",
     "norm.other_weight": "other_weight: the norm's weight of {A} is used",
-    "norm.after_rope": "swapped: {A}_rope comes before {B}_normed",
+    "norm.after_rope": "swapped: the rotation comes before the norm of heads",
     "rope.positions": "positions: positions are too {x} by 1",
     "rope.fed_twice": "positions: the last token is one position too far{X}",
     "attention.mask": "masks: {W}",

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
+from ..law.expected import TINY
 from ..law.graph import Operation
+from ..law.noise import UNEVEN
 from ..parts import InParts, Part
 from ..readings.table import LOOSE
 from ..readings.wrong import digits, nearest_number
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
-from .mistake import Array, Cause
+from .mistake import Array, Cause, Compute
 from .names import CATALOGUE, HIDDEN, OF_ROWS
 
 OVERHEAD = 2 * 10**5
@@ -61,6 +63,7 @@ class Case(ABC):
     exact: float = 0.0  # NMSE that no other known mistake can outdo
     fit: bool = True  # whether numbers are fitted to theirs
     noise: float = 0.0  # NMSE of roundings alone: what leaves no more is not given up for a fitted factor, which takes away roundings too
+    level: float = 0.0  # of noise, if all that is wrong is noise, of several operations: a type of fewer bits has to make about as much
     parts: InParts | None = None
     nearest: tuple[float, Trial | None] = (np.inf, None)  # what leaves least, be it more than roundings leave
 
@@ -75,6 +78,22 @@ class Case(ABC):
     @abstractmethod
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a trial that changes these tensors."""
+
+    def promising(self, every: Iterable[Trial], stop: Callable[[], bool]) -> Iterator[Trial]:
+        """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
+        yield from every
+
+    def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
+        """One tensor with a mistake in its operation, and the right one; None if that cannot be known."""
+        return None
+
+    def is_at_level(self, trial: Trial) -> bool:
+        """Whether a type of fewer bits makes about as much noise as there is, by the first operation that has it."""
+        key, compute = next(iter(trial.computes.items()))
+        if not self.level or (pair := self.of_one(key, compute)) is None or pair[0].shape != pair[1].shape:
+            return True
+        part = ((pair[0] - pair[1]) ** 2).mean() / max((pair[1] ** 2).mean(), TINY) * len(trial.computes) / len(self.span)
+        return bool((self.level / UNEVEN) ** 2 <= part <= (self.level * UNEVEN) ** 2)
 
     def near(self, trial: Trial) -> float:
         """What it leaves, about: by that numbers are sought."""
@@ -167,14 +186,15 @@ class Search:
             return None
         several = len(case.span) > 1  # an engine has one type for all of them
         possible = trials(case.span, False, _FORMATS, stop=self.has_ended)
-        fits = self._fits(case, [trial for trial in possible if trial.everywhere or not several], _LITTLE * case.now)
+        every = (trial for trial in possible if (trial.everywhere or not several) and case.is_at_level(trial))
+        fits = self._fits(case, every, _LITTLE * case.now)
         return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
 
     def _fits(self, case: Case, every: Iterable[Trial], enough: float = -1.0, keep: bool = False) -> list[_Fit]:
         """Those that explain it, as long as there is time, up to one that leaves no more than `enough`. keep: see Case.explain."""
         fits: list[_Fit] = []
         with np.errstate(all="ignore"):
-            for trial in every:
+            for trial in case.promising(every, self.has_ended):
                 if self.has_ended():
                     break
                 left, explained = case.explain(trial, keep)
@@ -231,7 +251,7 @@ class Search:
             self.work -= case.cost(trial.computes)
             return np.inf if self.has_ended() else case.near(trial)
 
-        for trial in every:
+        for trial in case.promising(every, self.has_ended):
             if self.has_ended():
                 break
             if self.work < kept:

@@ -9,7 +9,7 @@ from ... import spec
 from ...base.errors import listed
 from ..law.definition import score_scale
 from .structure import Numbers, loose_structure, structure
-from .wrong import FEW, ROWS, Array, Wrong, explains, nearest_number, places_of, plain, rough, runs
+from .wrong import FEW, ROWS, Array, Wrong, explains, least_to_largest, nearest_number, places_of, plain, rough, runs
 
 Seen = NDArray[np.bool_]
 
@@ -230,7 +230,7 @@ def _loosely(attended: Attention) -> str:
     total, sure = solved.weights.sum(axis=-1), np.sqrt((solved.spread**2).sum(axis=-1))
     off = np.abs(total - 1) > _COARSE + _CLEAR * sure
     if off.any():
-        return f"attention's weights add up to {total[off].min():.3g} to {total[off].max():.3g} instead of 1"
+        return f"attention's weights add up to {least_to_largest(total[off], 3)} instead of 1"
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
@@ -254,10 +254,11 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
             return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
         logits = [f"{x:.4g}" for x in np.round(np.log(each), 5) + 0.0]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
-    low, high = factor.min(), factor.max()
     if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():
         return None  # which the result shows
-    return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1, and are right but for that: the softmax's sum is wrong"
+    return (
+        f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: the softmax's sum is wrong"
+    )
 
 
 def _of_scores(attended: Attention, solved: _Solved) -> str | None:
@@ -306,12 +307,12 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     rows = fitted(np.eye(t)[:, None, :, None] * right, theirs)
     if rows is not None:
         off = np.flatnonzero((np.abs(rows - 1) > 5 * near) & (usable.sum(axis=(0, 2)) > heads))
-        return f"scores of {runs('position', off)} are multiplied by {rows[off].min():.4g} to {rows[off].max():.4g}"
+        return f"scores of {runs('position', off)} are multiplied by {least_to_largest(rows[off])}"
     keys = fitted(np.eye(t)[:, None, None, :] * np.ones(right.shape), error)
     if keys is not None:
         keys -= np.median(keys)
         off = np.flatnonzero(np.abs(keys) > 5 * near)
-        return f"a number is added to the scores of {runs('key', off)}, {keys[off].min():.4g} to {keys[off].max():.4g}"
+        return f"a number is added to the scores of {runs('key', off)}, {least_to_largest(keys[off])}"
     for size in range(t - 1, 1, -1):
         part = ((np.arange(t) // size)[:, None] == np.arange(-(-t // size))).astype(np.float64)  # [T, parts]
         mean = ((error * square) @ part) / np.maximum(square @ part, 1e-300)
@@ -325,10 +326,11 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     elements = fitted(products, theirs)
     if elements is None:
         elements = fitted((products[:, None] * each).reshape(-1, *right.shape), theirs)  # of each head
-        low_high = None if elements is None else f"{elements.min():.3g} to {elements.max():.3g}"
-        return low_high and f"each element of each head is multiplied by a number of its own in q . k, {low_high}"
+        if elements is None:
+            return None
+        return f"each element of each head is multiplied by a number of its own in q . k, {least_to_largest(elements, 3)}"
     off = np.flatnonzero(np.abs(elements - 1) > _COARSE)
     which = places_of(off, len(elements), "element")
     if np.abs(elements[off]).max() < _COARSE:
         return f"{which} of each head are left out of q . k"
-    return f"{which} of each head are multiplied by {elements[off].min():.3g} to {elements[off].max():.3g} in q . k"
+    return f"{which} of each head are multiplied by {least_to_largest(elements[off], 3)} in q . k"

@@ -11,7 +11,7 @@ from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks
 from ..law.expression import Matrix, Node
 from .structure import Numbers, loose_structure, structure
-from .wrong import Array, Indices, Wrong, matched
+from .wrong import Array, Indices, Wrong, least_to_largest, matched
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
@@ -97,7 +97,7 @@ def _in_words(cut: _Cut, factors: Array, constants: Array) -> str:
     if cut.constants.any() and np.ptp(added) > _ALIKE * added.max():
         texts.append(f"minimums {cut.of_blocks}: {_how(cut.constants, constants)}")
     elif added.any():
-        which = f"each block of {cut.codes.shape[2]}, {added.min():.4g} to {added.max():.4g} times its factor"
+        which = f"each block of {cut.codes.shape[2]}, {least_to_largest(added)} times its factor"
         texts.append(f"a number is added to the weights of {which}, as by another zero point or minimum")
     if not texts or np.abs((factors - cut.factors) / size).max() > _SAME:
         texts.append(f"{cut.noun} {cut.of_blocks}: {_how(cut.factors, factors)}")
@@ -110,4 +110,4 @@ def _how(right: Array, theirs: Array) -> str:
         return text
     ratio = theirs[right != 0] / right[right != 0]
     off = (np.abs(ratio - 1) > _SAME).mean()
-    return f"{100 * off:.0f} % of them are {ratio.min():.4g} to {ratio.max():.4g} times what is right" if off else "right"
+    return f"{100 * off:.0f} % of them are {least_to_largest(ratio)} times what is right" if off else "right"

@@ -17,7 +17,7 @@ from ..law import formats
 from ..law.expression import Matrix, Node
 from .blocks import block_factors
 from .structure import Numbers, described_function, loose_structure, rank, structure
-from .wrong import ROWS, Array, Indices, Wrong, digits, instead, matched, parts_of, places_of, runs
+from .wrong import ROWS, Array, Indices, Wrong, digits, instead, least_to_largest, matched, parts_of, places_of, runs
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
@@ -258,7 +258,7 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
         return places_of(some, len(factor), "input").removesuffix(f" of {len(factor)}")
 
     if factors.size > _FEW_FACTORS:
-        return f"{of(off)} are multiplied by other numbers, {factor[off].min():.4g} to {factor[off].max():.4g}"
+        return f"{of(off)} are multiplied by other numbers, {least_to_largest(factor[off])}"
     said = []
     for number in factors:
         some = off[np.abs(factor[off] - number) <= near]

@@ -13,7 +13,22 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..law.functions import ACTIVATIONS
-from .wrong import FEW, Array, digits, explains, instead, matched, moves_in_words, nearest_number, places_of, plain, rough, runs, sources
+from .wrong import (
+    FEW,
+    Array,
+    digits,
+    explains,
+    instead,
+    least_to_largest,
+    matched,
+    moves_in_words,
+    nearest_number,
+    places_of,
+    plain,
+    rough,
+    runs,
+    sources,
+)
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
@@ -213,7 +228,7 @@ def _by_factors(n: Numbers) -> str | None:
         numbers, off = fit.numbers.ravel(), fit.off(n.same)
         which = "" if off.size == numbers.size or not fit.is_single else f", at {places_of(off, numbers.size, fit.what)}"
         how = f"each {fit.what} is multiplied by a number of its own" if fit.is_factor else f"a number is added to each {fit.what}"
-        return f"{how}, {numbers[off].min():.4g} to {numbers[off].max():.4g}{which}"
+        return f"{how}, {least_to_largest(numbers[off])}{which}"
     return None
 
 

@@ -190,6 +190,12 @@ def digits(number: float) -> str:
     return next((text for n in range(6, 18) if float(text := f"{number:.{n}g}") != 1), "1")
 
 
+def least_to_largest(numbers: NDArray, count: int = 4) -> str:
+    """The least and the largest of some numbers, of so many digits; one of them where they read the same."""
+    low, high = f"{numbers.min():.{count}g}", f"{numbers.max():.{count}g}"
+    return low if low == high else f"{low} to {high}"
+
+
 def instead(theirs: float, right: float, least: int = 6) -> str:
     """A number instead of another, of so many digits, or of as many as tell them apart."""
     texts = ((f"{theirs:.{n}g}", f"{right:.{n}g}") for n in range(least, 18))

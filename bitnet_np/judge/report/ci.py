@@ -22,9 +22,9 @@ class Case(NamedTuple):
 def cases_of(report: Report, name: str) -> list[Case]:
     """The dump as a whole by this name, with the next step, and then each of its sequences, or its tensors and its logits as such."""
     step = next_step(report)
-    cases = [_case(name, report.verdict, report.said + f"; next: {step}" * bool(step))]
+    cases = [_case(name, report.verdict, report.headline + f"; next: {step}" * bool(step))]
     if report.sequences:
-        return cases + [_case(f"sequence {b}", one.verdict, one.said) for b, one in enumerate(report.sequences)]
+        return cases + [_case(f"sequence {b}", one.verdict, one.headline) for b, one in enumerate(report.sequences)]
     cases += [_case(o.place, o.verdict, f"{o.verdict}: {o.hypothesis or o.reason}".removesuffix(": ")) for o in report.operations]
     logits = report.logits
     return cases + ([_case("logits as such", logits.verdict, f"{logits.verdict}: {logits.reason}")] if logits is not None else [])

@@ -77,7 +77,7 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     yield f'<ul class="counts">{"".join(shown)}</ul>' if shown else ""
     yield "</header>"
     if report.sequences:
-        rows = [(f"sequence {b}", one.said) for b, one in enumerate(report.sequences)]
+        rows = [(f"sequence {b}", one.headline) for b, one in enumerate(report.sequences)]
         yield "<h2>Every sequence</h2>" + _table(rows) + f"<p>What follows is on sequence {report.sequence}.</p>"
     yield from _causes(report)
     if report.notes:

@@ -57,7 +57,7 @@ def plot(report: Report, path: Path, details: Details | None = None) -> None:
         figure = _positions(logits)
     else:
         raise OptionError(f"{path}: nothing to draw, {report.verdict}: {shortened(report.reason)}")
-    save(figure, path, report.said)
+    save(figure, path, report.headline)
 
 
 def picture_map(values: Mapping[Key, float], label: str, least: float, most: float, signs: Mapping[Key, str] | None = None) -> Any:

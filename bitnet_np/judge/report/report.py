@@ -94,7 +94,7 @@ class Report(Judged):
     def failure(self) -> str:
         """The verdict, the place, the cause and the next step."""
         step = next_step(self)
-        return self.said + f"; next: {step}" * bool(step)
+        return self.headline + f"; next: {step}" * bool(step)
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []
@@ -127,7 +127,7 @@ class Report(Judged):
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
     @property
-    def said(self) -> str:
+    def headline(self) -> str:
         """The verdict and its reason."""
         return self.reason if self.reason.startswith(str(self.verdict)) else f"{self.verdict}: {self.reason}"
 

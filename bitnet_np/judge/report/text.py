@@ -23,7 +23,7 @@ def as_text(report: Report, heading: str = "", verbosity: int = 1, columns: int 
     columns: those of the terminal, which the map has to fit, if it is one."""
     passed, outcome, reason = report.passed, report.verdict.outcome, printable(report.reason)
     step = [f"next: {next_step(report)}"] * bool(next_step(report))
-    last = [f"{outcome}: {printable(report.said)}", *step]
+    last = [f"{outcome}: {printable(report.headline)}", *step]
     if verbosity == 0:
         return last[0]
     first = [f"{outcome} ({report.verdict}): {report.verdict.text}", reason, *step, *[heading] * bool(heading)]
@@ -36,7 +36,7 @@ def _tables(report: Report, columns: int | None, every: bool) -> Iterator[str]:
     """Sequences, causes and the map of tensors: what is wrong of them, or with `every` all, and the tables of numbers."""
     reports = dict(enumerate(report.sequences))
     if reports:
-        said = [f"  sequence {b}: {printable(one.said)}" for b, one in reports.items() if every or not one.passed]
+        said = [f"  sequence {b}: {printable(one.headline)}" for b, one in reports.items() if every or not one.passed]
         yield "\n".join([f"of {len(reports)} sequences:", *_first(said), f"what follows is on sequence {report.sequence}"])
     if len(report.causes) > 1:
         yield "\n".join(["causes:", *_first([f"  {cause}: {listed(places)}" for cause, places in report.causes.items()])])
