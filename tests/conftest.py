@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,10 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "k
 os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits may not depend on how many processors there are
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
+
+# A shell has what it starts in the background ignore interrupts. Tests interrupt this process, and children, which inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A compilation makes millions of small objects that live on. Python looks through all of them each time it has some hundred new ones: an
 # eighth of the time of compiling.
