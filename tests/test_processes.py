@@ -341,7 +341,7 @@ def test_greenlets_give_the_same_bits():
 
 def test_a_second_interpreter_is_refused():
     module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-    program = f"import bitnet_np, {module} as other\nprint(other.run_string(other.create(), 'import bitnet_np'))"
+    program = f"import bitnet_np, {module} as other\nprint(other.run_string(other.create(), 'import bitnet_np; bitnet_np.forward'))"
     done = finished([sys.executable, "-c", program])
     assert "ImportError" in done.stdout + done.stderr
 

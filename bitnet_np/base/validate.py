@@ -141,7 +141,7 @@ def text_of(path: Path, most: int) -> str:
         while len(raw) <= most and (piece := file.read(_PIECE)):  # Python takes memory for as many bytes as it is asked to read
             raw += piece
     if len(raw) > most:
-        raise FileFormatError(f"{path}: has more than the {most:,} bytes that it may have")
+        raise FileFormatError(f"{path}: more than {most:,} bytes, which is the most that it may have")
     try:
         return raw.decode("utf-8-sig")  # some editors begin a text with a mark of its byte order
     except UnicodeDecodeError as error:

@@ -291,8 +291,7 @@ class TensorJudge:
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
         if is_noise:
-            level = self.residuals[site.key].level
-            return self._noisy(judged, lambda: self._case(span, value, theirs, most, places, level=level))
+            return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
         case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
         if (cause := self._coarse_format(site.key, case)) is not None:
             return self._caused(judged, cause)
@@ -469,11 +468,6 @@ class TensorCase(Case):
             return len(self.screen.columns) * self.judge.cost(self.span[-1].key) / self.value.shape[1] + OVERHEAD
         first = next(i for i, site in enumerate(self.span) if site.key in changed)
         return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
-
-    def of_one(self, key: Key, compute: Compute) -> tuple[Array, Array] | None:
-        with suppress(FloatingPointError, KeyError):
-            return compute(_Lazy(self.right, self.judge, [site.key for site in self.span])), self.right[key]
-        return None
 
     def facts(self) -> Cause | None:
         if self.wrong is None:

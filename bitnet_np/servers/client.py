@@ -90,7 +90,7 @@ class Client:
             if late.is_set():
                 raise TimeoutError
             if len(raw) > most:
-                raise ServerError(f"{url}: the answer has more than the {most:,} bytes that it may have")
+                raise ServerError(f"{url}: the answer has more than {most:,} bytes, which is the most that it may have")
             return response.status, response.getheader("Location"), bytes(raw)
         except ServerError:
             raise

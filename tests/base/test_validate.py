@@ -48,5 +48,5 @@ def test_reading_a_text_takes_the_memory_of_the_text(tmp_path):
     finally:
         tracemalloc.stop()
     assert text_of(path, 2000) == "é" * 1000
-    with pytest.raises(FileFormatError, match=r"has more than the 1,999 bytes that it may have$"):
+    with pytest.raises(FileFormatError, match=r"more than 1,999 bytes, which is the most that it may have$"):
         text_of(path, 1999)

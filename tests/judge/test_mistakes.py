@@ -99,6 +99,8 @@ FAMILY = {  # what a family adds to the shape
     "gpt2": {},
     "qwen2moe": {"ffn": 48},
 }
+WITHIN_ROUNDING = {("qwen3", "norm.epsilon_outside"), ("gemma3", "norm.epsilon_outside")}
+"""What changes logits no more than roundings do: in the norms of heads, and in those behind both branches."""
 
 
 @cache
@@ -107,7 +109,8 @@ def own_mistakes():
     known, own = {trial.cause.text for trial in in_engine(Variant("", random_model(3, **SMALL), EXACT))}, {}
     for family, more in FAMILY.items():
         every = [trial.cause for trial in in_engine(Variant("", random_model(3, family=family, **SMALL, **more), EXACT))]
-        own[family] = {cause.id: cause.text for cause in every if cause.text not in known}
+        new = [cause for cause in every if cause.text not in known and (family, cause.id) not in WITHIN_ROUNDING]
+        own[family] = {cause.id: cause.text for cause in new}
         known.update(cause.text for cause in every)
     return own
 

@@ -238,10 +238,10 @@ ATTENTION = {
         softmax(scores_of() - SLOPES * (QUERY - KEY))
     ),
     "scores of positions 8 to 16 are multiplied by 1.9": by_weights(softmax(scores_of() * np.where(QUERY > 7, 1.9, 1))),
-    "a number is added to the scores of key 0, 1.5 to 1.5": by_weights(softmax(scores_of() + 1.5 * (KEY == 0))),
+    "a number is added to the scores of key 0, 1.5": by_weights(softmax(scores_of() + 1.5 * (KEY == 0))),
     "scores of each 9 keys are off by a number of each row": by_weights(softmax(scores_of() + CHUNKS)),
     "elements 20 to 23 of 24 of each head are left out of q . k": by_weights(softmax(scores_of(q=QUERIES * (np.arange(24) < 20)))),
-    "elements 0 to 5 of 24 of each head are multiplied by 2 to 2 in q . k": by_weights(
+    "elements 0 to 5 of 24 of each head are multiplied by 2 in q . k": by_weights(
         softmax(scores_of(q=QUERIES * np.where(np.arange(24) < 6, 2, 1)))
     ),
     "scores are soft-capped at 3": by_weights(softmax(3 * np.tanh(scores_of() / 3))),
