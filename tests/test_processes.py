@@ -341,7 +341,8 @@ def test_greenlets_give_the_same_bits():
 
 def test_a_second_interpreter_is_refused():
     module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-    program = f"import bitnet_np, {module} as other\nprint(other.run_string(other.create(), 'import bitnet_np; bitnet_np.forward'))"
+    in_the_other = "'import bitnet_np; bitnet_np.forward'"
+    program = f"import bitnet_np, {module} as other\nbitnet_np.forward\nprint(other.run_string(other.create(), {in_the_other}))"
     done = finished([sys.executable, "-c", program])
     assert "ImportError" in done.stdout + done.stderr
 
