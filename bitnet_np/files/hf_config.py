@@ -420,10 +420,8 @@ def _yarn(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
 
 def _longrope(keys: _UnreadKeys, outside: Any) -> dict[str, Any]:
     original, factor = _original(keys, outside, _REQUIRED if outside is None else outside), keys.take("factor", float, None)
-    magnitude, lists = (
-        keys.take("attention_factor", float, None),
-        [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")],
-    )
+    magnitude: float | None = keys.take("attention_factor", float, None)
+    lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
     if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
         raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
     if magnitude is None and factor is not None:

@@ -109,7 +109,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
 
 def engines_of_type(base: Variant, kind: str) -> Iterator[Variant]:
     """Yields our engine with its recorded tensors rounded to a float type: all, or all but the sums that run through the layers; with
-    float32 matrices as they are, and rounded, too."""
+    float32 matrices as they are, and rounded."""
 
     def narrow(x: Any) -> Any:
         return _to_type(x, kind) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x

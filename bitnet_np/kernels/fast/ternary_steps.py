@@ -12,8 +12,8 @@ WORD_STEPS = 8
 
 
 def _places(b: Emitter) -> list[int]:
-    """The lowest bits of the codes that each row of a tile of sums is of. Sums in words share two rows."""
-    return [0, 2] if own(b).pairs else [0 if own(b).signed else 6, 4, 2, 0]
+    """The lowest bits of the codes of each row of a tile of sums; planes take the rows in turn. Sums in words have two rows."""
+    return [2, 0] if own(b).pairs else [0 if own(b).signed else 6, 4, 2, 0]
 
 
 def _codes(b: Emitter, packed: ir.Value) -> list[ir.Value]:
@@ -24,7 +24,7 @@ def _codes(b: Emitter, packed: ir.Value) -> list[ir.Value]:
     """
     if own(b).pairs:
         upper = b.bitcast(b.lshr(b.bitcast(packed, V32I16), 4), V64I8)  # x86 cannot shift bytes; the mask drops the bits that cross over
-        return [b.and_(half, 3 << place) for half in (upper, packed) for place in (2, 0)]
+        return [b.and_(half, 3 << place) for half in (upper, packed) for place in _places(b)]
     return [b.and_(packed, 3 << 6 - 2 * plane) if place or plane else b.lshr(packed, 6) for plane, place in enumerate(_places(b))]
 
 
@@ -42,7 +42,7 @@ def ternary_step(b, sums, codes, start, x, x_start, x_stride, x_valid):
     rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(sums.columns)]
     for plane, unpacked in enumerate(_codes(b, b.load(codes.at(start), V64I8))):
         for column, row in enumerate(rows):
-            i = (1 - plane % 2 if own(b).pairs else plane) * sums.columns + column
+            i = plane % len(_places(b)) * sums.columns + column
             sums[i] = add_four(b, sums[i], unpacked, broadcast_four(b, x.at(b.add(row, 4 * plane))))
     return sums
 
