@@ -63,6 +63,43 @@ def test_what_one_process_compiles_the_next_one_reads(cache):
     assert sorted(key["function"] for key in keys) == ["add_one", "add_one", "count", "count.run"]
 
 
+SECOND_FIELD = """
+import sys
+import numpy as np
+from bitnet_np.kernels.launching import serial
+
+def second(x, i):
+    # too long to be inlined where it is called twice: the linker sees its name
+    STATEMENTS
+    return i
+
+def both(x):
+    return second(x, 0) + second(x, 1)
+
+second = serial(second)
+for type_of_first in sys.argv[1:]:
+    record = np.zeros(8, [("first", type_of_first), ("second", "i4"), ("third", "i8")])
+    record["second"] = 7
+    print(serial(both)(record))
+""".replace("STATEMENTS", "i += x[i % x.size].second; " * 50)
+
+
+def test_what_two_processes_compile_has_different_names(tmp_path):
+    """Each meets one record type; to Numba it is the first one, of the first function. A third process reads both."""
+    program, cache = tmp_path / "second_field.py", tmp_path / "cache"
+    program.write_text(SECOND_FIELD)
+
+    def printed(folder, *arguments):
+        return run_python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", program, *arguments, NUMBA_CACHE_DIR=str(folder))
+
+    for type_of_first in ("i1", "i8"):
+        assert printed(tmp_path / type_of_first, type_of_first) == "701\n"
+        shutil.copytree(tmp_path / type_of_first, cache, dirs_exist_ok=True)
+    entries = len(files(cache))
+    assert printed(cache, "i1", "i8") == printed(cache, "i8", "i1") == "701\n701\n"
+    assert len(files(cache)) == entries == 2
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 COMPILER = """
+numba.core.bytecode: FunctionIdentity.from_function uses _unique_ids
 numba.core.codegen: CPUCodeLibrary.finalize uses _optimize_final_module _finalize_final_module
 numba.core.codegen: Codegen.create_library uses _library_class
 numba.core.codegen: JITCodeLibrary._finalize_dynamic_globals(self)

@@ -9,16 +9,23 @@ This needs private parts of Numba, so disk_cache.py imports it only if they are 
 """
 
 import gc
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from numba.core import codegen, compiler, errors, typing
+from numba.core import bytecode, codegen, compiler, errors, typing
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher
+
+# Numba names a function by its types and a count of what the process has compiled, and numbers record types in the order in which the
+# process meets them. A name is thus unique in one process alone, and the linker takes one function for another if two processes have given
+# them one name and a third reads both from disk. Random numbers in place of the count make names unique everywhere.
+bytecode.FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 63), None)
 
 _compiled_whole = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
 
