@@ -37,9 +37,21 @@ cuda/              the same kernels for NVIDIA GPUs
 
 import sys
 
-import numba  # noqa: F401
-
 from ..base.errors import UnsupportedError
+
+if sys.version_info >= (3, 12):
+    from _thread import _is_main_interpreter
+else:
+    from _xxsubinterpreters import get_current, get_main  # type: ignore[import-not-found]
+
+    def _is_main_interpreter() -> bool:
+        return get_current() == get_main()
+
+
+if not _is_main_interpreter():  # asked in front of Numba, whose import would wait for ever
+    raise UnsupportedError("this is a subinterpreter, in which Numba does not run: import bitnet_np in the main one, or in another process")
+
+import numba  # noqa: F401
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():  # asked behind Numba: an extension that needs the GIL has turned it on
     raise UnsupportedError("this Python runs without the GIL, with which alone bitnet_np is tested: start it with PYTHON_GIL=1")
