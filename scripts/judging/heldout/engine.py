@@ -128,7 +128,10 @@ class Engine:
         c.shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self.raw.items()}
         c.types = {name: t.tensor_type.name for name, t in self.raw.items()}
         c.rope_base, c.rope_width = kv("rope.freq_base", 10000.0), kv("rope.dimension_count", c.head_dim)
-        c.rope_scale = kv("rope.scaling.factor", 1.0) or 1.0
+        c.rope_scaling, c.rope_scale = kv("rope.scaling.type", "linear"), kv("rope.scaling.factor", 1.0) or 1.0
+        c.rope_original = kv("rope.scaling.original_context_length", c.context)
+        c.yarn_fast, c.yarn_slow = kv("rope.scaling.yarn_beta_fast", 32.0), kv("rope.scaling.yarn_beta_slow", 1.0)
+        c.rope_magnitude = kv("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(c.rope_scale) if c.rope_scaling == "yarn" else 1)
         c.local_base = kv("rope.freq_base_swa", 10000.0) if arch == "gemma3" else None
         c.no_rope = [n for n in range(c.n_layers) if arch == "gpt2" or (arch == "smollm3" and (n + 1) % 4 == 0)]
         c.window = kv("attention.sliding_window", 0) or 0
@@ -256,15 +259,30 @@ class Engine:
         c, j = self.c, self.c.rope_width // 2
         base = c.local_base if c.local_base and n in c.local else c.rope_base
         f = float(base) ** (-np.arange(j) * 2.0 / c.rope_width)
-        factors = self.w.get("rope_freqs.weight")
+        factors = self.rope_factors()
         if factors is not None:
             f = f / factors
+        if c.rope_scaling == "yarn":
+            own = self.yarn_ramp(j)
+            return f * own + f / c.rope_scale * (1 - own)
         return f if c.local_base and n in c.local else f / c.rope_scale
+
+    def rope_factors(self):  # [J] or None
+        if "rope_factors_long.weight" in self.w:
+            return self.w["rope_factors_short.weight" if self.c.context <= self.c.rope_original else "rope_factors_long.weight"]
+        return self.w.get("rope_freqs.weight")
+
+    def yarn_ramp(self, j):  # [J]: 1 for pairs that keep their own frequency
+        c = self.c
+        low, high = (j * math.log(c.rope_original / (2 * math.pi * b)) / math.log(c.rope_base) for b in (c.yarn_fast, c.yarn_slow))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), 2 * j - 1)
+        return 1 - np.clip((np.arange(j) - low) / max(high - low, 0.001), 0, 1)
 
     def rope(self, x, pos, n, which="q"):  # [T, H, K]
         angle = np.multiply.outer(np.asarray(pos, np.float64), self.frequencies(n))[:, None, :]
         sin, cos = self.num.sin_cos(angle)
-        return self.rotate(x, sin, cos)
+        m = F32(self.c.rope_magnitude)
+        return self.rotate(x, *((sin, cos) if m == 1 else (sin * m, cos * m)))
 
     def rotate(self, x, sin, cos):
         j = sin.shape[-1]
@@ -315,11 +333,18 @@ class Engine:
             q, k = self.put("Qcur_rope", self.rope(q, pos, n, "q"), n), self.put("Kcur_rope", self.rope(k, pos, n, "k"), n)
         self.cache_put(n, k, v, pos)
         y = self.put("kqv_out", self.attend(q, *self.cache_get(n)[:2], pos, self.cache_get(n)[2], n).reshape(t, -1), n)
-        return self.put("attn_o_out", self.linear(y, b + "attn_output", n), n)
+        return self.put("attn_o_out", self.linear(self.sub_norm(y, "attn_sub_norm", n), b + "attn_output", n), n)
+
+    def sub_norm(self, y, name, n):
+        full = f"blk.{n}.{name}"
+        return self.put(name, self.norm(y, full, n), n) if full + ".weight" in self.w else y
 
     def gated(self, gate, up, n=None):
         if self.c.arch in GEMMA:
             return self.num.gelu(gate) * up
+        if self.c.arch == "bitnet-b1.58":
+            gate = np.maximum(gate, F32(0))
+            return gate * gate * up
         return self.num.silu(gate) * up
 
     def router(self, logits):  # [T, E] -> [T, k], [T, k]
@@ -361,7 +386,7 @@ class Engine:
             y = self.gated(gate, self.put("ffn_up", self.linear(x, f"{b}up{end}", n), n), n)
         else:
             y = self.num.gelu(self.put("ffn_up", self.linear(x, f"{b}up{end}", n), n))
-        return self.put("ffn_down", self.linear(self.put("ffn_out", y, n), f"{b}down{end}", n), n)
+        return self.put("ffn_down", self.linear(self.sub_norm(self.put("ffn_out", y, n), "ffn_sub_norm", n), f"{b}down{end}", n), n)
 
     def feed_forward(self, x, n):
         y = self.experts(x, n) if self.c.experts else self.dense(x, n)
@@ -442,8 +467,9 @@ def faults():
     import public_faults
     import public_faults_b
     import public_faults_c
+    import public_faults_d
 
-    sets = conditional_faults, conditional_faults_b, public_faults, public_faults_b, public_faults_c
+    sets = conditional_faults, conditional_faults_b, public_faults, public_faults_b, public_faults_c, public_faults_d
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
 
@@ -454,8 +480,9 @@ def policy_of(policy):
     sys.modules.setdefault("engine", sys.modules[__name__])
     import policies
     import policies_b
+    import policies_c
 
-    return (policies.POLICIES | policies_b.POLICIES)[policy].make()
+    return (policies.POLICIES | policies_b.POLICIES | policies_c.POLICIES)[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):

@@ -2,11 +2,14 @@
 import os
 import sys
 
+from bitnet_np.model.records import LongRope, Yarn
+from bitnet_np.model.rope import longrope_magnitude, yarn_magnitude
 from bitnet_np.testing.models import random_model, write_gguf
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models")
 S = dict(width=64, ffn=96, heads=4, kv_heads=2, head_dim=16, n_layers=3, vocab=96, context=256)
 Q = dict(width=64, ffn=128, heads=4, kv_heads=2, head_dim=16, n_layers=3, vocab=96, context=256)
+LONG = LongRope(64, (1.0, 1.02, 1.05, 1.1, 1.2, 1.3), (1.1, 1.6, 2.5, 4.0, 6.5, 11.0))
 K = dict(width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=2, vocab=80, context=256)
 MODELS = {
     "llama": dict(seed=11, family="llama", tied=False, **S),
@@ -54,6 +57,17 @@ MODELS = {
     "llama_g3": dict(seed=55, family="llama", tied=False, **{**S, "heads": 6, "kv_heads": 2}),
     "llama_h8": dict(seed=56, family="llama", tied=False, **{**S, "heads": 8, "kv_heads": 4, "head_dim": 8}),
     "llama_tq2": dict(seed=50, family="llama", tied=False, weights="TQ2_0", table="Q8_0", **K),
+    "bitnet": dict(seed=60, family="bitnet-b1.58", tied=True, weights="TQ2_0", table="float16", **K),
+    "bitnet_mha": dict(seed=61, family="bitnet-b1.58", tied=True, weights="TQ2_0", table="float16", **{**K, "kv_heads": 4, "n_layers": 3}),
+    "qwen3_yarn": dict(seed=62, family="qwen3", tied=True, **{**S, "head_dim": 32, "yarn": Yarn(4.0, 64), "rope_magnitude": yarn_magnitude(4.0)}),
+    "phi3_long": dict(seed=63, family="phi3", tied=False, rope_width=12, longrope=LONG, rope_magnitude=longrope_magnitude(4.0, 64), **{**S, "context": 64}),
+    "starcoder2_w": dict(seed=64, family="starcoder2", tied=True, window=18, **S),
+    "qwen3_eps": dict(seed=66, family="qwen3", tied=True, eps=0.02, **{**S, "head_dim": 32}),
+    "stablelm_eps": dict(seed=67, family="stablelm", tied=False, rope_width=8, eps=0.02, **S),
+    "mixtral_w": dict(seed=68, family="llama", tied=False, experts=4, experts_used=2, **{**S, "width": 70}),
+    "qwen2moe_s": dict(seed=69, family="qwen2moe", tied=False, shared_ffn=96, **{**S, "experts": 6, "experts_used": 2, "ffn": 48}),
+    "llama_iq3s": dict(seed=70, family="llama", table="Q8_0", weights="IQ3_S", tied=False, **K),
+    "llama_long": dict(seed=65, family="llama", tied=False, **{**S, "vocab": 160, "n_layers": 2, "context": 512}),
 }
 
 

@@ -1,4 +1,4 @@
-"""Compares the cases of a set with the clean engine, without the judge: `python selfcheck.py public_faults_c|policies_b|...`.
+"""Compares the cases of a set with the clean engine, without the judge: `python selfcheck.py public_faults_d|policies_c|...`.
 
 A fault must change some tensor by more than LEAST of its largest number. A policy must change something, keep the logits' correlation above
 0.98, and each of its methods must give nearly the clean one's numbers on the same inputs (`hooks`: it may only round).
@@ -127,14 +127,14 @@ def conditional(cases, share):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("set", choices=("public_faults_c", "policies_b", "conditional_faults_b"))
+    p.add_argument("set", choices=("public_faults_c", "public_faults_d", "policies_b", "policies_c", "conditional_faults_b"))
     p.add_argument("--share", type=float, default=0.02, help="share of GRID that is run for each model of a conditional fault")
     p.add_argument("--only", default="", help="ids, with commas in between (default all)")
     a = p.parse_args()
     module = importlib.import_module(a.set)
-    cases = module.POLICIES if a.set == "policies_b" else module.FAULTS
+    cases = module.POLICIES if a.set.startswith("policies") else module.FAULTS
     cases = [case for id, case in cases.items() if not a.only or id in a.only.split(",")]
-    check = {"public_faults_c": public, "policies_b": policies, "conditional_faults_b": lambda cases: conditional(cases, a.share)}[a.set]
+    check = {"public": public, "policies": policies, "conditional": lambda cases: conditional(cases, a.share)}[a.set.split("_")[0]]
     right = list(check(cases))
     print(f"{sum(right)} of {len(right)} are as they should be")
     return 0 if all(right) else 1
