@@ -35,20 +35,19 @@ cache/             compiled kernels on disk
 cuda/              the same kernels for NVIDIA GPUs
 """
 
+import _thread
 import sys
 
 from ..base.errors import UnsupportedError
 
 if sys.version_info >= (3, 12):
-    from _thread import _is_main_interpreter
+    is_main_interpreter = getattr(_thread, "_is_main_interpreter", lambda: True)()
 else:
     from _xxsubinterpreters import get_current, get_main  # type: ignore[import-not-found]
 
-    def _is_main_interpreter() -> bool:
-        return get_current() == get_main()
+    is_main_interpreter = get_current() == get_main()
 
-
-if not _is_main_interpreter():  # asked in front of Numba, whose import would wait for ever
+if not is_main_interpreter:  # asked in front of Numba, whose import would wait for ever
     raise UnsupportedError("this is a subinterpreter, in which Numba does not run: import bitnet_np in the main one, or in another process")
 
 import numba  # noqa: F401
