@@ -35,7 +35,9 @@ print("IMPORTED", sorted(heavy & sys.modules.keys()))
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], ["--help"], ["check", "--help"], ["hunt"], ["chek"], ["grad", "--json-schema"]], ids=" ".join
+    "words",
+    [["--version"], ["--help"], ["check", "--help"], ["hunt"], ["chek"], ["grad", "--json-schema"], ["completion", "bash"]],
+    ids=" ".join,
 )
 def test_help_and_wrong_usage_import_neither_the_library_nor_numpy(words):
     assert run_python(IMPORTED, *words).splitlines()[-1] == "IMPORTED []"
