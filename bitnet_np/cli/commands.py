@@ -231,7 +231,7 @@ one of
 --batch N: number of prompts computed at a time (default 4); the result does not depend on it
 --chat: put the prompt into the model's chat template as the user's message
 -n N: most tokens to generate (default 64, 160 with the demo model, or what fits the context)
---temperature X = 0.0: sampling temperature; 0 (default) is greedy
+--temperature X = 0.0: sampling temperature (default 0: greedy)
 --top-k K = 0: sample among the K most likely tokens (default 0: all)
 --top-p P = 1.0: sample among the fewest tokens whose probabilities add up to P (default 1: all)
 --seed N = 0: random seed for sampling

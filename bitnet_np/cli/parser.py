@@ -59,7 +59,7 @@ def _add_argument(to: argparse._ActionsContainer, line: str) -> None:
         value = default and ast.literal_eval(default)
         how |= {"metavar": takes, "type": type(value) if default else _TYPES.get(takes.partition(".")[0]), "default": value}
     if default and "default" not in text:
-        how["help"] += f" (default {default})"
+        how["help"] += f" (default {default.removesuffix('.0')})"
     how |= _MARKS.get(mark, {})
     action = to.add_argument(*[name] if name else [], **how)
     if action.type is Path:
