@@ -26,7 +26,7 @@ from .schemas import PrintSchema
 _EXAMPLES = """Examples:
   bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
   bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy"""
-EXIT_CODES = "Exit codes: 0 fine, 1 a difference that rounding does not explain, 2 invalid input or nothing to compare"
+EXIT_CODES = "Exit codes: 0 fine, 1 a difference beyond rounding, 2 invalid input or dump"
 _SIGNALS = ", 129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM, 141 output closed by its reader"
 
 
