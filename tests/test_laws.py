@@ -282,7 +282,7 @@ NOT_PLANTED = {
         base.validate.* model.checks.* *.__post_init__ engine.cache_types.check engine.cache._written_to
         engine.cache.KVCache._check_idle engine.cache.KVCache._check_room
         engine.mask_checks._check_additive engine.mask_checks.check_causal engine.forward_pass.check_cache
-        engine.forward_pass._check_maskable engine.tokens.check_context model.packing._check_i2_s model.records._check_*
+        engine.tokens.check_context engine.tokens.refuse_text model.packing._check_i2_s model.records._check_*
     """,
     "runs in a forked child alone": "engine.cache._after_fork",
     "words, and sizes of memory": "base.errors.* *.__repr__ *.nbytes model.records._summary",

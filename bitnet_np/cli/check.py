@@ -50,15 +50,17 @@ def details_of(arguments: argparse.Namespace) -> Details | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
-    tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
     judged = (arguments.theirs, arguments.endpoint, arguments.engine)
-    named = [arguments.model is not None, judged.count(None) < 3, tokens != (None, None, None)]
-    if not any(named):
+    needed = {
+        "MODEL": (arguments.model,),
+        "token ids (--tokens, --tokens-file or --text)": (arguments.tokens, arguments.tokens_file, arguments.text),
+        "--theirs, --engine or --endpoint": judged,
+    }
+    missing = [name for name, values in needed.items() if values == (None,) * len(values)]
+    if len(missing) == len(needed):
         return _check_embedded(arguments)
-    if not all(named):
-        raise OptionError(
-            "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint, or none of them"
-        )
+    if missing:
+        raise OptionError(f"check lacks {' and '.join(missing)}; without arguments it checks this machine")
     if arguments.engine is not None and judged.count(None) < 2:
         raise OptionError("--engine excludes --theirs and --endpoint")
     if arguments.endpoint is not None:

@@ -27,32 +27,30 @@ _A_MODEL = "a GGUF file or a Hugging Face folder, or its name at Hugging Face (O
 _DOWNLOAD = "--download: fetch a model from Hugging Face if it is not in the cache (extra `hub`)"
 _MODEL = f"MODEL: {_A_MODEL}\n{_DOWNLOAD}"
 _TOKENS = """--tokens 1,2,3: token ids between commas or blanks
---tokens-file F: file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line; .npz or .json with input_ids and
- attention_mask or lengths, where they are padded
+--tokens-file F: token ids [T] or [B, T] as .npy, .json or .txt (a sequence a line); padded ones as .npz or .json with input_ids and
+ attention_mask or lengths
 --text S: text for the model's tokenizer; byte-level BPE needs the extra `text`"""
 """Of which one may be given; inputs.py reads them."""
 _MODEL_AND_TOKENS = f"{_MODEL}\n\none of\n{_TOKENS}\n"
 
 _THREADS = "--threads N: number of threads; the result does not depend on it"
 _LOADING = """--allow-nan: load a model even if its weights hold NaN or infinity
---i2s-layout 128/32|64/16|4-rows = 128/32: layout of I2_S matrices, which the file does not say:
- 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86
- without ACT_PARALLEL. In the wrong layout half of all weights are wrong"""
-_MODEL_OPTIONS = f"""{_THREADS}
-{_LOADING}
---override NAME=N+: replace a setting of the file: context, eps, rope_base, rope_scaling, window, pooling;
- KEY=none ignores an unknown key of the file; repeatable. Both values are reported on standard error
+--i2s-layout 128/32|64/16|4-rows = 128/32: layout of I2_S matrices, which the file does not say: 128/32 as released, 64/16 as bitnet.cpp
+ writes for ARM, 4-rows as it writes on x86 without ACT_PARALLEL"""
+_MODEL_OPTIONS = f"""{_LOADING}
+--override NAME=N+: replace a setting of the file: context, eps, rope_base, rope_scaling, window, pooling; repeatable. KEY=none ignores an
+ unknown key
 --allow-beyond-context: allow more tokens than the model was trained for"""
+_RARELY = f"[rarely needed]\n{_MODEL_OPTIONS}"
 
 # --- how to compute -------------------------------------------------------------------------------------------------------------------
 
-_DIALECT_AND_MODEL = f"""--as dialect@exact|bitnet.cpp|llama.cpp = exact: the engine whose roundings to follow (default exact: the
- definition)
+_DIALECT = f"""--as dialect@exact|bitnet.cpp|llama.cpp = exact: the engine whose roundings to follow (default exact: the definition)
 --precision kv=TYPE: the type of the KV cache: float32, float16, bfloat16, int8, q8_0, q4_0 (default float32)
-{_MODEL_OPTIONS}"""
-_COMPUTING = f"""{_DIALECT_AND_MODEL}
---device cpu|numpy|cuda|auto = cpu: where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`), auto (a GPU if there is
- one) or numpy (the contract in plain NumPy, without kernels: slow, for comparisons); the bits are the same
+{_THREADS}"""
+_COMPUTING = f"""{_DIALECT}
+--device cpu|numpy|cuda|auto = cpu: where to compute: cuda is an NVIDIA GPU (extra `cuda`), auto a GPU if there is one, numpy the
+ contract in plain NumPy, which is slow; the bits are the same
 --metrics F.json: count and time every operation: JSON to this file, a table to standard error"""
 
 
@@ -69,8 +67,8 @@ _PROFILES = (
     "exact|bitnet.cpp|llama.cpp|llama.cpp-f16kv|llama.cpp-flash|llama.cpp-q8kv|transformers-bf16|mlx-bf16|vllm-bf16|transformers-f16"
     "|mlx-f16|vllm-f16"
 )
-_PROFILE = f"""--as profile@{_PROFILES}: the kind of engine (default: the definition, with types narrower than float32 read off
- the dump; exact: nothing is read off; with --endpoint: the server's)
+_PROFILE = f"""--as profile@{_PROFILES}: the kind of engine, whose roundings are right (default: the definition, in the types that the
+ dump's numbers show; exact: the definition in float32)
 --precision act=bf16,kv=q8_0,...: the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums),
  scale (of int8 codes), head"""
 _FORMATS = (
@@ -79,23 +77,26 @@ _FORMATS = (
 )
 _FORMAT = """--format npz|npy|safetensors|aprt|llama-logits|logits|raw|bitnet-rs-lines: format to write (default: by the end of the
  file's name)"""
-_REPORT = """--format text|json|github|junit|tap = text: form of the report: text (default), JSON, text and an annotation of
- GitHub Actions, JUnit's XML, or the Test Anything Protocol
+_REPORT = """--format text|json|github|junit|tap = text: form of the report; github is text and an annotation of GitHub Actions, tap the
+ Test Anything Protocol
 -q, --quiet: print one line
 -v, --verbose: print all layers, the tables of logits and of wrong tensors, and who is closer to float64
 --html F.html: write the report as one HTML file, with the numbers of each tensor
 --plot F.png: draw the heat map to this picture file (extra `plots`)"""
-OF_DUMPS = f"""--dump-format {_FORMATS}: format of both dumps (default: recognised by their content)
+OF_DUMPS = f"""[two dumps]
+--dump-format {_FORMATS}: format of both dumps (default: recognised by their content)
 --partial: compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error, but for codes, scales and scores
 --tolerance X: WRONG where a number differs by more than this part of its tensor's largest, in place of what roundings reach
 --receipt F.json: write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp
 --by-receipt F.json: read a parity receipt: WRONG if a position that passed there now misses its thresholds"""
 """The options of `compare` that are for dumps alone."""
-OF_MODELS = f"""{_DOWNLOAD}
+OF_MODELS = f"""[two models, with --models]
+{_DOWNLOAD}
 at most one of
 {_TOKENS}
 
-{_COMPUTING}"""
+{_COMPUTING}
+{_RARELY}"""
 """Its options that are for models alone."""
 
 # --- the commands: judging and what it needs, then the others. Each with its arguments, and two examples ------------------------------
@@ -109,8 +110,9 @@ at most one of
 {_TOKENS}
 
 --theirs DUMP: the dump to judge: intermediate tensors or logits, [T, width], or [B, T, width] of several sequences
---engine CMD: run this command and judge what it writes: its words are those of `hunt`, {{model}}, {{tokens}} and {{out}} among them
---endpoint URL: judge a running server: llama-server, SGLang, vLLM, or another OpenAI-style one with token ids
+--engine CMD: run this command and judge what it writes: CMD has {{model}}, {{tokens}} and {{out}} in it, as in `hunt`
+--endpoint URL: judge a running server, whose kind is the default of --as: llama-server, SGLang, vLLM, or another OpenAI-style
+ one with token ids
 --dump-format {_FORMATS}: format of the dump (default: recognised by its content)
 --last: the dump holds logits of the last position only
 --prefix N = 0: the dump has no rows of the first N tokens: the engine reused their keys and values
@@ -121,10 +123,11 @@ at most one of
 {_REPORT}
 [rarely needed]
 --budget S = 15.0: seconds of computing that the search for causes may take, 0 for the verdict alone
---predict N = 16: with --endpoint: tokens to generate greedily (default 16)
---top-logprobs K = 20: with --endpoint: log-probabilities to ask for at each token (default 20)
---timeout S = 60.0: with --endpoint: seconds for one request (default 60)
+--predict N = 16: with --endpoint: tokens to generate greedily
+--top-logprobs K = 20: with --endpoint: log-probabilities to ask for at each token
+--timeout S = 60.0: with --endpoint: seconds for one request; with --engine: for the run
 {_DOWNLOAD}
+{_THREADS}
 {_MODEL_OPTIONS}
 
   bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
@@ -140,13 +143,14 @@ folder@DIR: a new folder
 MODEL?: {_A_MODEL}, whose family, types and settings all models of the hunt have (default: all that the engine takes)
 
 one of
---engine CMD: the engine's command, with {{model}}, {{tokens}} and {{out}}, and {{chunk}}, {{threads}} and {{prefix}} if it has them;
- {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy name the kind of file; a server's, with {{model}} and {{port}}. No shell runs it
+--engine CMD: the engine's command, with {{model}}, {{tokens}} and {{out}} in it, and {{chunk}}, {{threads}} and {{prefix}} if it takes
+ them; or a server's, with {{model}} and {{port}}.
+ {{tokens}}.txt, {{tokens}}.json or {{tokens}}.npy names the kind of file. No shell runs it
 --case DIR: run the case of a folder again
 
---time F = 60.0: seconds for the hunt
+--time S = 60.0: seconds for the hunt
 --runs N: end after so many runs
---run-time F = 20.0: seconds after which a run hangs
+--run-time S = 20.0: seconds after which a run hangs
 --workers N = 2: runs at a time
 --single: calls of one sequence only
 --seed N = 0: another seed draws other cases
@@ -159,9 +163,10 @@ one of
 
 OURS: the dump, or with --models the model, taken as the reference
 THEIRS: the one to compare with it
-{OF_DUMPS}
-{_REPORT}
 --models: OURS and THEIRS are models of one family, such as an original and a quantised one
+{OF_DUMPS}
+[output]
+{_REPORT}
 {OF_MODELS}
 
   bitnet-np compare ours.npz theirs.npz --partial
@@ -171,11 +176,12 @@ THEIRS: the one to compare with it
 {_MODEL_AND_TOKENS}
 --mode parallel|incremental|auto: compute whole sequences at once (parallel), through a KV cache (incremental), or as their length
  suggests (auto); the bits are the same (default: the environment variable BITNET_NP_MODE, or auto)
---parallel-threshold N = 16: number of tokens above which auto is parallel (default 16)
+--parallel-threshold N = 16: number of tokens above which auto is parallel
 --chunk N: tokens that go through the KV cache at a time (default 1; implies --mode incremental)
 --last: logits of the last position only
 --out F.npy: write the logits as float32
 {_COMPUTING}
+{_RARELY}
 
   bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy
   bitnet-np logits model.gguf --tokens-file tokens.npy --last --json""",
@@ -188,7 +194,8 @@ THEIRS: the one to compare with it
 --plot F.png: draw the attention probabilities to this picture file (needs --scores, extra `plots`)
 {_FORMAT}
 --out F!: file or folder to write
-{_DIALECT_AND_MODEL}
+{_DIALECT}
+{_RARELY}
 
   bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz
   bitnet-np trace model.gguf --tokens 1,2,3 --out ours.npz --layers 0,3-5 --names attn_norm,l_out""",
@@ -224,13 +231,14 @@ one of
 --batch N: number of prompts computed at a time (default 4); the result does not depend on it
 --chat: put the prompt into the model's chat template as the user's message
 -n N: most tokens to generate (default 64, 160 with the demo model, or what fits the context)
---temperature X = 0.0: sampling temperature; 0 (default) is greedy
+--temperature X = 0.0: sampling temperature (default 0: greedy)
 --top-k K = 0: sample among the K most likely tokens (default 0: all)
 --top-p P = 1.0: sample among the fewest tokens whose probabilities add up to P (default 1: all)
---seed N = 0: random seed for sampling (default 0)
+--seed N = 0: random seed for sampling
 --uniforms 0.1,0.7: numbers from 0 to 1 to sample with instead of the seed's, one for each token
 --stop 7,8: token ids that end the text (default: the model's end tokens)
 {_COMPUTING}
+{_RARELY}
 
   bitnet-np generate --prompt "Once upon a time"
   bitnet-np generate model.gguf --tokens 1,2,3 -n 8 --temperature 0.8 --seed 3""",
@@ -248,6 +256,8 @@ one of
 {_COMPUTING}
 {cluster_arguments("each window of a long text")}
 
+{_RARELY}
+
   bitnet-np nll model.gguf --tokens-file tokens.npy
   bitnet-np nll quantised.gguf --kl-divergence-base base.kld""",
     "sweep": f"""Compute logits, likelihoods and verdicts of many models and texts, as a plan lists them.
@@ -264,7 +274,8 @@ PLAN.toml: models, tokens, and what to do with each pair
 {_MODEL_AND_TOKENS}
 --out F: write the loss and all gradients, to compare with another engine's
 {_FORMAT}
-{_MODEL_OPTIONS}
+{_THREADS}
+{_RARELY}
 
   bitnet-np grad model.gguf --tokens 1,2,3
   bitnet-np grad model.gguf --tokens-file tokens.npy --out gradients.npz""",

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..base.errors import EmptyInputError, Error, OptionError, shown
+from ..base.errors import EmptyInputError, OptionError, shown
 from ..base.tables import printable
+from ..files.tensors import of_file
 from ..generation.batch import Completion, Continuation, Request, complete
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
@@ -28,35 +29,36 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
     first_lines: dict[str | int, int] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
-            if len(line) > _LONGEST_LINE:
-                raise OptionError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes, expected at most so many")
             if not line.strip():
                 continue
-
-            def wrong(problem: str, number: int = number) -> OptionError:
-                return OptionError(f"{path}, line {number}: {problem}")
-
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise wrong(f"no JSON: {shown(str(error))}") from None
-            if not isinstance(entry, dict) or set(entry) not in ({"id", "prompt"}, {"id", "tokens"}):
-                keys = sorted(entry) if isinstance(entry, dict) else entry
-                raise wrong(f"{shown(keys)}, expected an object with 'id', and 'prompt' or 'tokens'")
-            name, text, tokens = entry["id"], entry.get("prompt"), entry.get("tokens")
-            if not isinstance(name, str | int) or isinstance(name, bool):
-                raise wrong(f"id is {shown(name)}, expected a string or an integer")
-            if name in first_lines:
-                raise wrong(f"id {shown(name)} is that of line {first_lines[name]}, too")
+            with of_file(f"{path}, line {number}"):
+                name, prompt = _entry(line)
+                if name in first_lines:
+                    raise OptionError(f"id {shown(name)} is that of line {first_lines[name]}, too")
             first_lines[name] = number
-            if isinstance(text, str):
-                yield number, name, text
-            elif "prompt" in entry:
-                raise wrong(f"prompt is {shown(text)}, expected a string")
-            elif isinstance(tokens, list) and all(type(token) is int for token in tokens):
-                yield number, name, tokens
-            else:
-                raise wrong(f"tokens is {shown(tokens)}, expected a list of integers")
+            yield number, name, prompt
+
+
+def _entry(line: bytes) -> tuple[str | int, str | list[int]]:
+    """The id of a line, and its text or token ids. Raises OptionError."""
+    if len(line) > _LONGEST_LINE:
+        raise OptionError(f"more than {_LONGEST_LINE:,} bytes, expected at most so many")
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"no JSON: {shown(str(error))}") from None
+    if not isinstance(entry, dict) or set(entry) not in ({"id", "prompt"}, {"id", "tokens"}):
+        keys = sorted(entry) if isinstance(entry, dict) else entry
+        raise OptionError(f"{shown(keys)}, expected an object with 'id', and 'prompt' or 'tokens'")
+    name: Any = entry["id"]
+    prompt: Any = entry.get("prompt", entry.get("tokens"))
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise OptionError(f"id is {shown(name)}, expected a string or an integer")
+    if "prompt" in entry and not isinstance(prompt, str):
+        raise OptionError(f"prompt is {shown(prompt)}, expected a string")
+    if "tokens" in entry and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
+        raise OptionError(f"tokens is {shown(prompt)}, expected a list of integers")
+    return name, prompt
 
 
 def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
@@ -78,11 +80,9 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     model = inputs.model()
     sequences = []
     for number, name, prompt in lines:
-        try:
+        with of_file(f"{arguments.prompts_file}, line {number}"):
             request = Request(name, _encoded(prompt, tokenizer, arguments.chat), arguments.n, sampling, arguments.seed, stops)
             sequences.append(Continuation.of(model, request))
-        except Error as error:
-            raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
 
     start = working_time()
     advance = progress.bar("generating")

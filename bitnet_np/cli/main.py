@@ -1,6 +1,6 @@
 """The command line: `bitnet-np COMMAND`.
 
-Help and wrong usage are answered without NumPy, Numba and the command's module, which take a second to import.
+Help, wrong usage and `completion` are answered without NumPy and Numba, which take a second to import.
 """
 
 import argparse
@@ -26,10 +26,8 @@ from .schemas import PrintSchema
 _EXAMPLES = """Examples:
   bitnet-np check model.gguf --tokens 1,2,3 --theirs dump
   bitnet-np logits model.gguf --tokens 1,2,3 --out reference.npy"""
-EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a difference that rounding does not explain, 2 invalid input, 129, 130 and 143 ended by SIGHUP, "
-    "Ctrl-C and SIGTERM, 141 output closed by its reader."
-)
+EXIT_CODES = "Exit codes: 0 fine, 1 a difference beyond rounding, 2 invalid input or dump"
+_SIGNALS = ", 129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM, 141 output closed by its reader"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
         with _ending():
-            code: int = import_module(f"{__package__}.running").run(arguments)
+            runner = "completion" if arguments.command == "completion" else "running"  # the others need the library
+            code: int = import_module(f"{__package__}.{runner}").run(arguments)
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # the reader of the output closed it
@@ -63,12 +62,13 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command. Raises SystemExit behind help and wrong usage, OSError where help cannot be printed."""
     parser = build_parser()
     try:
-        command = parser.commands[words[0]] if words and words[0] in parser.commands else parser
-        if len(words) == (command is not parser) and not command.takes_nothing:
+        command = parser.commands.get(words[0], parser) if words else parser
+        rest = words if command is parser else words[1:]
+        if not rest and not command.takes_nothing:
             command.explain()
         if command is not parser:
-            command.check_options(words[1:])
-        return parser.parse_args(words)
+            command.check_options(rest)
+        return command.parse_args(rest)
     finally:
         sys.stdout.flush()
 
@@ -132,13 +132,15 @@ def _message(error: Exception) -> str:
 def build_parser() -> Parser:
     """The parser of the command line."""
     parser = Parser(
-        prog="bitnet-np", description="Reference inference of BitNet b1.58 and Llama families.", epilog=f"{_EXAMPLES}\n\n{EXIT_CODES}"
+        prog="bitnet-np",
+        description="Reference inference of BitNet b1.58 and Llama families.",
+        epilog=f"{_EXAMPLES}\n\n{EXIT_CODES}{_SIGNALS}.",
     )
     parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.commands = commands.choices
     for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.summary, description=command.summary, epilog=command.examples)
+        added = commands.add_parser(name, help=command.summary, description=command.summary, epilog=f"{command.examples}\n\n{EXIT_CODES}.")
         added.set_defaults(command=name, parser=parser)
         added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--json-schema", action=PrintSchema, nargs=0, help="print the JSON Schema of what --json prints, and end")

@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser, declared: str) -> None:
     """Add arguments that are declared as text, one on a line: its name, what it takes, and behind a colon its help.
 
     What it takes is nothing, values that it may have (`a|b`), or the word that stands for one: N, K and Q are integers, X is a number, and
-    F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which says the type, too. `!` marks an option that must be given,
-    `?` a first argument that need not be, `+` an option that may be repeated; `text@S` is kept as arguments.text. A line that is indented
-    goes on with the help above. A line `one of` or `at most one of` begins options that exclude each other, up to a blank line. A line
-    `[name]` begins a group of the help, up to the next one.
+    F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which says the type, too; the help shows it. `!` marks an option
+    that must be given, `?` a first argument that need not be, `+` an option that may be repeated; `text@S` is kept as arguments.text. A
+    line that is indented goes on with the help above. A line `one of` or `at most one of` begins options that exclude each other, up to a
+    blank line. A line `[name]` begins a group of the help, up to the next one.
     """
     group: argparse._ActionsContainer = parser
     to = group
@@ -58,6 +58,8 @@ def _add_argument(to: argparse._ActionsContainer, line: str) -> None:
     else:
         value = default and ast.literal_eval(default)
         how |= {"metavar": takes, "type": type(value) if default else _TYPES.get(takes.partition(".")[0]), "default": value}
+    if default and "default" not in text:
+        how["help"] += f" (default {default.removesuffix('.0')})"
     how |= _MARKS.get(mark, {})
     action = to.add_argument(*[name] if name else [], **how)
     if action.type is Path:

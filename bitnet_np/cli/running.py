@@ -47,7 +47,8 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         for source in existing.values():
             inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
             if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
-                raise OptionError(f"--{name.replace('_', '-')} is {out}, which is read: {source}")
+                option = "OUT.gguf" if arguments.command == "convert" else f"--{name.replace('_', '-')}"
+                raise OptionError(f"{option} is {out}, which is read: {source}")
     for name in _FILES:
         check_out(f"--{name.replace('_', '-')}", getattr(arguments, name, None))
 

@@ -33,7 +33,6 @@ from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
 from .network import Floats, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers, run_output
 from .pooling import pool
-from .repeats import Repeats
 from .tokens import Rows, Tokens, check_context, check_tokens
 
 PARALLEL_THRESHOLD = 16
@@ -112,21 +111,17 @@ def forward_layer(
     runtime = _checked(model, dialect, ops, record, strict=strict)
     layer, shape, h = _layer_input(runtime, layer, hidden)
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
-    if cache is None:
-        rows, attend = whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict))
+
+    def run(rows: Rows, attend: Attend) -> Floats:
         out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
         return _layer_output(runtime, layer, out).reshape(shape)
+
+    if cache is None:
+        return run(*whole_rows(runtime, tokens, _by_mask(runtime, mask, tokens, strict)))
     check_cache(model.config, cache, layers=1)
     slots = np.arange(len(tokens.lengths))
-    attention = _by_mask_of_positions(runtime, mask, tokens, cache, slots, strict)
-
-    def write(start: NDArray[np.int64]) -> Floats:
-        rows = Rows.of(model.config, tokens, slots, start)
-        attend = _over_cache(runtime, cache, rows, attention)
-        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
-        return _layer_output(runtime, layer, out).reshape(shape)
-
-    return cache.append(slots, tokens.lengths, write)
+    attention = _by_mask(runtime, mask, tokens, strict, cache, slots)
+    return cache.append(slots, tokens.lengths, lambda start: run(*_cached_rows(runtime, tokens, cache, slots, start, attention)))
 
 
 @steady
@@ -193,7 +188,7 @@ def forward(
     checked = check_tokens(model.config, tokens, lengths)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
-    attention = _by_mask_of_positions(runtime, mask, checked, cache, chosen, strict)
+    attention = _by_mask(runtime, mask, checked, strict, cache, chosen)
     return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, attention=attention)
 
 
@@ -247,8 +242,6 @@ def forward_incremental(
     check_context(config, checked.lengths)
     visible = None if mask is None else mask_checks.check(mask, length, length, batch=batch, strict=True)
     cache = new_cache(config, batch, length, ops)
-    if visible is not None:
-        _check_maskable(cache)
     logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
     for part in checked.blocks(chunk):
         attention = None
@@ -305,9 +298,7 @@ def run_whole(
     rows, attend = whole_rows(runtime, tokens, attention)
     if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
         record = _with_pooled(record, runtime.model.config.pooling, rows)
-    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
-    logits = check_finite(runtime.ops.to_host(run_output(runtime, h, record)), rows, last_only)
-    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+    return _logits(runtime, tokens, rows, attend, record, last_only)
 
 
 def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
@@ -335,11 +326,30 @@ def whole_rows(runtime: Runtime, tokens: Tokens, attention: Attention | None = N
     return rows, Attend(storage, keys, values, resident, attention or runtime.attention, masked=attention is not None)
 
 
-def _over_cache(runtime: Runtime, cache: KVCache, rows: Rows, attention: Attention | None, repeats: Repeats | None = None) -> Attend:
-    """Attention of new rows over a cache, by the causal rule or by another."""
-    ops, masked = runtime.ops, attention is not None
-    attention = attention or runtime.attention
-    return Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention, ops.mark, repeats, masked)
+def _cached_rows(
+    runtime: Runtime,
+    tokens: Tokens,
+    cache: KVCache,
+    slots: NDArray[np.int64],
+    start: NDArray[np.int64],
+    attention: Attention | None = None,
+    may_repeat: bool = False,
+) -> tuple[Rows, Attend]:
+    """The rows of tokens at the positions from start [B] on, and attention over the cache, which their keys and values are written to.
+
+    may_repeat: whether all layers are run, unobserved: then one more token of each sequence may be computed as the one before was.
+    """
+    ops, rows = runtime.ops, Rows.of(runtime.model.config, tokens, slots, start)
+    alike = may_repeat and rows.last.size == rows.slot.size and ops.repeats and attention is None and runtime.edit is None
+    masked, repeats = attention is not None, cache.repeats if alike else None
+    return rows, Attend(cache.storage, cache.k, cache.v, ops.resident(rows), attention or runtime.attention, ops.mark, repeats, masked)
+
+
+def _logits(runtime: Runtime, tokens: Tokens, rows: Rows, attend: Attend, record: Record = ignore, last_only: bool = True) -> Floats:
+    """Logits of the rows of tokens: [B, T, V], or [B, V] of each sequence's last token."""
+    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    logits = check_finite(runtime.ops.to_host(run_output(runtime, h, record)), rows, last_only)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
 def run_cached(
@@ -350,16 +360,13 @@ def run_cached(
     record: Record = ignore,
     *,
     last_only: bool = False,
-    with_logits: bool = True,
     attention: Attention | None = None,
 ) -> Floats:
-    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context.
-
-    with_logits: False leaves out the output matrix: the cache is filled, the result is [0, V]. attention: replaces the causal one.
-    """
+    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context. attention: as in `run_whole`."""
 
     def write(start: NDArray[np.int64]) -> Floats:
-        return _continued(runtime, tokens, cache, slots, start, record, last_only=last_only, with_logits=with_logits, attention=attention)
+        rows, attend = _cached_rows(runtime, tokens, cache, slots, start, attention, record is ignore)
+        return _logits(runtime, tokens, rows, attend, record, last_only)
 
     return cache.append(slots, tokens.lengths, write)
 
@@ -378,36 +385,13 @@ def _continued_by_blocks(
     check_context(runtime.model.config, start + tokens.lengths)
     logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
     for part in tokens.blocks(block):
-        ends, its = part.last.any(), part.active  # where a sequence ends: the logits of other blocks are not needed
-        rows = _continued(runtime, part.tokens, cache, slots[its], start[its] + part.begin, last_only=True, with_logits=bool(ends))
-        if ends:
-            logits[its[part.last]] = rows[part.last]
+        its = part.active
+        rows, attend = _cached_rows(runtime, part.tokens, cache, slots[its], start[its] + part.begin, may_repeat=True)
+        if part.last.any():
+            logits[its[part.last]] = _logits(runtime, part.tokens, rows, attend)[part.last]
+        else:  # no sequence ends here: the cache is filled, and no logits are needed
+            run_layers(runtime, runtime.rotations(rows.position), attend, last_only=True)
     return logits
-
-
-def _continued(
-    runtime: Runtime,
-    tokens: Tokens,
-    cache: KVCache,
-    slots: NDArray[np.int64],
-    start: NDArray[np.int64],
-    record: Record = ignore,
-    *,
-    last_only: bool,
-    with_logits: bool,
-    attention: Attention | None = None,
-) -> Floats:
-    """Logits of tokens at the positions from start [B] on, which are written to the cache. The rows check the model's context."""
-    ops = runtime.ops
-    rows = Rows.of(runtime.model.config, tokens, slots, start)
-    alike = rows.last.size == rows.slot.size and ops.repeats and attention is None and record is ignore and runtime.edit is None
-    repeats = cache.repeats if alike else None  # one more token of each sequence, as often before
-    attend = _over_cache(runtime, cache, rows, attention, repeats)
-    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
-    if not with_logits:
-        return np.empty((0, runtime.model.config.vocab), np.float32)
-    logits = check_finite(ops.to_host(run_output(runtime, h, record)), rows, last_only)
-    return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
 # --- checked arguments ----------------------------------------------------------------------------------------------------------------
@@ -437,24 +421,28 @@ def check_cache(config: Config, cache: KVCache, layers: int | None = None) -> No
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model, expected {sizes}")
 
 
-def _by_mask(runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, strict: bool) -> Attention | None:
-    """Attention of whole sequences by a caller's mask, if there is one. Raises MaskError, or UnsupportedError."""
+def _by_mask(
+    runtime: Runtime,
+    mask: ArrayLike | None,
+    tokens: Tokens,
+    strict: bool,
+    cache: KVCache | None = None,
+    slots: NDArray[np.int64] | None = None,
+) -> Attention | None:
+    """Attention by a caller's mask, if there is one: of whole sequences, or of the positions that a cache will hold.
+
+    Raises MaskError, UnsupportedError, and what `KVCache.reserve` does.
+    """
     if mask is None:
         return None
     batch, length = tokens.ids.shape
-    checked = mask_checks.check(mask, length, length, batch=batch, strict=strict)
-    return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
-
-
-def _by_mask_of_positions(
-    runtime: Runtime, mask: ArrayLike | None, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], strict: bool
-) -> Attention | None:
-    """Attention of new tokens by a caller's mask of a cache's positions, if there is one. Raises what `forward` does."""
-    if mask is None:
-        return None
-    _check_maskable(cache)
-    start, length = cache.reserve(slots, tokens.lengths), tokens.ids.shape[1]
-    visible = mask_checks.check(mask, length, int(start.max()) + length, batch=len(start))
+    if cache is None or slots is None:
+        slots, start = np.arange(batch), np.zeros(batch, np.int64)
+    elif cache.dtype == np.float16:
+        raise UnsupportedError("the KV cache is float16, which takes no mask, expected float32")
+    else:
+        start = cache.reserve(slots, tokens.lengths)
+    visible = mask_checks.check(mask, length, int(start.max()) + length, batch=batch)
     if strict:
         mask_checks.check_causal(visible, start)
     return _masked_attention(runtime, visible, tokens, slots, start)
@@ -478,18 +466,11 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     begin = np.zeros(slots.max() + 1, np.int64)
     begin[slots] = start
     on_host = isinstance(resident, np.ndarray)
-    every = (
-        None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
-    )  # a device takes all rows at once
+    # a device takes all rows at once
+    every = None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
         row = position - begin[slot] if on_host else every
         return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)  # it includes the window
 
     return attend
-
-
-def _check_maskable(cache: KVCache) -> None:
-    """Raises UnsupportedError for a cache whose keys the kernel of masks does not read."""
-    if cache.dtype == np.float16:
-        raise UnsupportedError("the KV cache is float16, which takes no mask, expected float32")

@@ -14,9 +14,8 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import NonFiniteError, UnsupportedError
+from ..base.errors import NonFiniteError, OptionError, UnsupportedError, shown
 from ..base.tensor_types import TERNARY_TYPES
-from ..base.validate import instance
 from ..kernels import cpu
 from ..kernels.attention import most_keys
 from ..kernels.numba_threads import get_num_threads
@@ -66,7 +65,8 @@ class Runtime:
         The arrays of a model on a device were checked before they went there.
         """
         check_backend("ops", self.ops)
-        instance("dialect", self.dialect, Dialect)
+        if not isinstance(self.dialect, Dialect):
+            raise OptionError(f"dialect is {shown(self.dialect)}, expected a Dialect such as bitnet_np.LLAMA_CPP")
         if self.ops.device == "cpu":
             check_model(self.model)
         cache_types.check(self.dialect.kv, self.model.config.head_dim)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenRangeError
-from ..base.validate import integers, items_of
+from ..base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenRangeError, shown
+from ..base.validate import array_of, integers, items_of
 from ..model.records import Config
 
 
@@ -79,7 +79,11 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = integers("tokens", tokens, 2, TokenRangeError)
+    refuse_text("tokens", tokens)
+    given = array_of("tokens", tokens, ShapeError, "2 axes; pad it and give the lengths")
+    if given.ndim == 1:
+        raise ShapeError(f"tokens has shape {given.shape}, expected 2 axes: a sequence is a row, as in [[1, 2, 3]]")
+    ids = integers("tokens", given, 2, TokenRangeError)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
@@ -96,6 +100,12 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
         b, t = np.argwhere(wrong)[0]
         raise TokenRangeError(f"token {ids[b, t]} at position {t} of sequence {b} is not an id of the vocabulary, 0..{config.vocab - 1}")
     return Tokens(ids, counts)
+
+
+def refuse_text(name: str, values: object) -> None:
+    """Raises ShapeError for a text in place of its token ids."""
+    if isinstance(values, str):
+        raise ShapeError(f"{name} is the text {shown(values)}, expected token ids, as a tokenizer gives them")
 
 
 def _is_empty(values: ArrayLike) -> bool:

@@ -43,17 +43,18 @@ _MAX_TENSORS = 1 << 16
 
 def strict_json(text: bytes | str, where: str) -> Any:
     """The JSON value in a text, in which no object has a key twice. `where` is for messages. Raises FileFormatError."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            raise ValueError("an object has a key twice")
-        return values
-
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=_object_of)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{where}: not JSON: {shown(str(error))}") from None
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for one that has a key twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return values
 
 
 def json_of(path: Path, most: int) -> Any:

@@ -32,7 +32,7 @@ from ..engine.cache import KVCache, new_cache
 from ..engine.dialects import EXACT, Dialect
 from ..engine.forward_pass import forward, forward_full, run_prefill
 from ..engine.network import Runtime
-from ..engine.tokens import Tokens, check_tokens, pad
+from ..engine.tokens import Tokens, check_tokens, pad, refuse_text
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Model
@@ -140,7 +140,8 @@ class Continuation:
 
         Raises what `Batch.submit` does, except for ids and slots.
         """
-        ids = integers("prompt", instance("request", request, Request).prompt, 1, TokenRangeError)
+        refuse_text("prompt", instance("request", request, Request).prompt)
+        ids = integers("prompt", request.prompt, 1, TokenRangeError)
         if ids.size == 0:
             raise EmptyInputError("Prompt cannot be empty")
         n, context = integer("number of tokens to generate", request.n, 0), model.config.context

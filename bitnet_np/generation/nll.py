@@ -46,15 +46,15 @@ def token_nll(
     runtime = Runtime(model, dialect, ops).checked()
     ids, windows = check_windows(model.config, tokens, stride)
     chunk = integer("chunk", chunk, 1)
-    last = len(ids) - 1
+    values = []
+    for begin, end, known in windows:
+        values.append(window_nll(runtime, ids[begin:end], known - begin, chunk=chunk, progress=_of_part(progress, begin, len(ids) - 1)))
+    return np.concatenate(values)
 
-    def read(window: Window) -> NDArray[np.float64]:
-        def report(done: int, _: int) -> None:
-            progress(min(window.begin + done, last), last)
 
-        return window_nll(runtime, ids[window.begin : window.end], window.known - window.begin, chunk=chunk, progress=report)
-
-    return np.concatenate([read(window) for window in windows])
+def _of_part(progress: Progress, begin: int, total: int) -> Progress:
+    """The progress of a part, from `begin` on, of a whole."""
+    return lambda done, _: progress(min(begin + done, total), total)
 
 
 class Window(NamedTuple):

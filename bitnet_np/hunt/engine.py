@@ -103,7 +103,10 @@ def _words(template: str, allowed: Sequence[str], needed: Collection[str]) -> tu
         raise OptionError(f"the engine's command has {{{min(unknown)}}}, expected {', '.join(f'{{{name}}}' for name in allowed)}")
     if missing := {*needed} - named:
         raise OptionError(f"the engine's command is {template!r}, expected {{{min(missing)}}} in it")
-    return shlex.split(template, posix=os.name != "nt"), tuple(name for name in KNOBS if name in named)
+    try:
+        return shlex.split(template, posix=os.name != "nt"), tuple(name for name in KNOBS if name in named)
+    except ValueError as error:  # a quotation without its end
+        raise OptionError(f"the engine's command is {template!r}, expected words as a shell takes them: {error}") from None
 
 
 def _filled(words: Sequence[str], call: Call, **values: Any) -> list[str]:
@@ -124,8 +127,7 @@ class Command(_Limited):
 
     def __post_init__(self) -> None:
         self.words, self.knobs = _words(self.template, ("model", "tokens", "out", *KNOBS), ("model", "tokens", "out"))
-        given = re.search(r"\{tokens\}(\.\w+)", self.template)
-        if given:
+        if given := re.search(r"\{tokens\}(\.\w+)", self.template):
             self.suffix = choice("the name of the engine's file of tokens", given[1], KINDS)
 
     @property
@@ -315,9 +317,7 @@ class Function(_Limited):
         except (TypeError, ValueError):
             parameters = []
         names = [p.name for p in parameters]
-        self.takes_path = bool(parameters) and (
-            "path" in names[0] or "Path" in str(parameters[0].annotation) or "str" in str(parameters[0].annotation)
-        )
+        self.takes_path = any("path" in p.name or "Path" in str(p.annotation) or "str" in str(p.annotation) for p in parameters[:1])
         self.knobs = tuple(name for name in KNOBS if name in names)
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ _MOST_TEXT = 1 << 24  # bytes
 
 Kinds = Mapping[str, type | UnionType | Collection[str]]
 """The keys of a table, each with its type or the texts that it may be."""
+
+_TOML: dict[Any, str] = {dict: "a table", list: "an array", str: "a string", int: "an integer", float: "a float"}
+"""What TOML calls these types."""
 
 _TOP: Kinds = {"models": dict, "tokens": dict, "run": list}
 _TOKENS: Kinds = {"ids": list, "files": str | list, "text": str, "random": int}
@@ -93,7 +96,7 @@ def _check(key: str, value: Any, kind: type | UnionType | Collection[str]) -> No
         raise OptionError(f"{key} is missing")
     expected = kind if isinstance(kind, type | UnionType) else str
     if not isinstance(value, expected) or isinstance(value, bool):
-        raise OptionError(f"{key} is {shown(value)}, expected a value of type {getattr(expected, '__name__', expected)}")
+        raise OptionError(f"{key} is {shown(value)}, expected {' or '.join(_TOML[each] for each in get_args(expected) or [expected])}")
     if not isinstance(kind, type | UnionType) and value not in kind:
         raise OptionError(f"{key} is {shown(value)}, expected one of {', '.join(kind)}")
 

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import spec
-from ..base.errors import OptionError, shown
+from ..base.errors import OptionError, meant, shown
 from ..base.validate import flag, integer, items_of
 from ..engine.backend import Backend
 from ..engine.dialects import EXACT, Dialect
@@ -45,20 +46,8 @@ class Recorder:
         ops: Backend = cpu,
     ) -> None:
         self._add, self._config, self._dialect, self._ops = add, config, dialect, ops
-        for what, values in (("layers", layers), ("names", names)):
-            if isinstance(values, str) or not isinstance(values, Iterable | None):
-                raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
-        layers = None if layers is None else items_of("layers", layers)
-        names = None if names is None else items_of("names", names)
-        self.layers = frozenset(range(config.n_layers) if layers is None else (integer("layer", layer, -(2**63)) for layer in layers))
-        for layer in sorted(self.layers):
-            if not 0 <= layer < config.n_layers:
-                raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
-        chosen = [*(RECORDED if names is None else names), *(SCORES if flag("scores", scores) else ())]
-        for name in chosen:
-            if not isinstance(name, str) or name not in NAMES:
-                raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
-        self.names = frozenset(chosen)
+        self.layers = _checked_layers(config, _items("layers", layers, range(config.n_layers)))
+        self.names = _checked_names([*_items("names", names, RECORDED), *(SCORES if flag("scores", scores) else ())])
         if not self.layers and self.names <= set(LAYER_NAMES):
             raise OptionError("no point is left to record: no layer is chosen, and none of the names is the whole model's")
         if not self.names:
@@ -83,6 +72,32 @@ class Recorder:
 
     def _heads(self, array: NDArray) -> Floats:
         return array.reshape(len(array), -1, self._config.head_dim)
+
+
+def _items(what: str, values: Iterable[Any] | None, default: Iterable[Any]) -> Iterable[Any]:
+    """The values that are given, or the default. Raises OptionError for what is no iterable, or a text."""
+    if isinstance(values, str) or not isinstance(values, Iterable | None):
+        raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
+    return default if values is None else items_of(what, values)
+
+
+def _checked_layers(config: Config, layers: Iterable[Any]) -> frozenset[int]:
+    """Numbers of layers. Raises OptionError for one that the model has not."""
+    numbers = frozenset(integer("layer", layer, -(2**63)) for layer in layers)
+    for layer in sorted(numbers):
+        if not 0 <= layer < config.n_layers:
+            raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
+    return numbers
+
+
+def _checked_names(names: Iterable[Any]) -> frozenset[str]:
+    """Names of points. Raises OptionError for one that is none."""
+    chosen = list(names)
+    for name in chosen:
+        if not isinstance(name, str) or name not in NAMES:
+            near = meant(name, NAMES) if isinstance(name, str) else ""
+            raise OptionError(f"no point is named {shown(name)}" + (near or f", expected some of {', '.join(NAMES)}"))
+    return frozenset(chosen)
 
 
 def scores(

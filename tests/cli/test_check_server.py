@@ -118,7 +118,7 @@ def test_options_that_do_not_go_together(refused, tmp_path):
     assert "--endpoint takes one sequence of tokens, not 2" in refused(
         "check", TINY, "--endpoint", url, "--tokens-file", save_array(tmp_path / "b.npy", np.stack([TOKENS, TOKENS]))
     )
-    assert "check needs MODEL, token ids" in refused("check", TINY, "--endpoint", url)
+    assert "check lacks token ids (--tokens" in refused("check", TINY, "--endpoint", url)
     assert "the endpoint is 'localhost', expected an address such as" in refused("check", TINY, "--tokens", IDS, "--endpoint", "localhost")
 
 

@@ -8,7 +8,7 @@ import pytest
 from child import run_python
 
 from bitnet_np.cli.commands import COMMANDS
-from bitnet_np.cli.main import build_parser
+from bitnet_np.cli.main import EXIT_CODES, build_parser
 from bitnet_np.engine import cache_types, masks
 from bitnet_np.engine.dialects import DIALECTS
 from bitnet_np.engine.forward_pass import PARALLEL_THRESHOLD, Mode
@@ -35,7 +35,9 @@ print("IMPORTED", sorted(heavy & sys.modules.keys()))
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], ["--help"], ["check", "--help"], ["hunt"], ["chek"], ["grad", "--json-schema"]], ids=" ".join
+    "words",
+    [["--version"], ["--help"], ["check", "--help"], ["hunt"], ["chek"], ["grad", "--json-schema"], ["completion", "bash"]],
+    ids=" ".join,
 )
 def test_help_and_wrong_usage_import_neither_the_library_nor_numpy(words):
     assert run_python(IMPORTED, *words).splitlines()[-1] == "IMPORTED []"
@@ -89,6 +91,15 @@ def test_defaults_and_names_in_help_are_the_librarys():
         assert all(said in action.help for _, action in options(name)), name
     caches = [re.search(r"KV cache: (.+) \(", action.help) for _, action in options("--precision")]
     assert {tuple(found[1].split(", ")) for found in caches if found} == {tuple(cache_types.KINDS)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_default_and_the_exit_codes(name):
+    parser = build_parser().commands[name]
+    assert " ".join(parser.format_help().split()).endswith(f"{EXIT_CODES}.")
+    for action in parser._actions:
+        if action.default not in (None, False, [], argparse.SUPPRESS):
+            assert re.search(rf"default {str(action.default).removesuffix('.0')}\b", action.help), action.option_strings
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -47,6 +47,8 @@ def test_version_and_help(ended):
         (["generate", "--promt", "x"], "unrecognized arguments: --promt, did you mean --prompt or --prompts-file?"),
         (["check", TINY, "--text=a", "--their=x", "--thiers=y", "--", "--zzz"], "--thiers, did you mean --theirs or --threads?"),
         (["mask", "1", "1", "--zzz"], "unrecognized arguments: --zzz"),
+        (["mask", "1", "1", "-q"], "mask: error: unrecognized arguments: -q"),
+        (["logits", TINY, "--tokens", "1", "2"], "logits: error: unrecognized arguments: 2"),
         (["check", TINY, "--as", "vllm"], "did you mean vllm-f16 or vllm-bf16?"),
         (["logits", TINY, "--tokens", "1", "--as", "ollama"], "did you mean llama.cpp?"),
         (["logits", TINY, "--tokens", "1", "--mode", "paralel"], "did you mean parallel?"),
@@ -123,7 +125,6 @@ def test_an_option_is_never_given_two_dashes_as_its_value(option, ended):
     assert f"{option}=--" in err
 
 
-ALL_OR_NONE = "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint, or none of them"
 OF_COMPARE = {
     "--models": "--models needs token ids: --tokens, --tokens-file or --text",
     "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
@@ -171,8 +172,10 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["generate", TINY, "--tokens", "1", "--chat"], "--chat needs --prompt"),
         pytest.param(["generate", TINY, "--prompt", "\udc80"], "lone surrogate", marks=needs_text),
         (["mask", 129, 129], "a mask of 129 x 129 is too large to print"),
-        (["check", TINY, "--tokens", "1"], ALL_OR_NONE),
-        (["check", "--tokens", ""], ALL_OR_NONE),
+        (["check", TINY, "--tokens", "1"], "check lacks --theirs, --engine or --endpoint; without arguments it checks this machine"),
+        (["check", "--theirs", "x"], "check lacks MODEL and token ids (--tokens, --tokens-file or --text); without"),
+        (["check", "--tokens", ""], "check lacks MODEL and --theirs, --engine or --endpoint; without"),
+        (["check", TINY], "check lacks token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint; without"),
         *((["compare", TINY, TINY, *words.split()], said) for words, said in OF_COMPARE.items()),
         *((["nll", TINY, *words.split()], said) for words, said in OF_NLL.items()),
         *((["trace", TINY, "--tokens", "1", f"--layers={layers}", "--out", "no.npz"], "--layers") for layers in LAYERS),
@@ -245,6 +248,7 @@ def test_what_is_read_is_not_written_over(run, refused, tmp_path):
         message = refused("logits", model, "--tokens-file", tokens, option, out)
         assert f"{option} is {out}, which is read: " in message
         assert (model.read_bytes(), Path(tokens).read_bytes()) == before
+    assert f"OUT.gguf is {model}, which is read: " in refused("convert", model, model)
     run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")
     run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")  # which nothing reads
 

@@ -176,13 +176,16 @@ COMMANDS = [(page, words) for page in pages.PAGES for words in commands(page) if
 
 def unknown_options(words):
     """Options of a command that its program does not have."""
-    if words[0] == "bitnet-np":
+    given = words[2:]
+    if words[0] == "bitnet-np" and words[1].startswith("-"):
+        known, given = build_parser()._option_string_actions, words[1:]
+    elif words[0] == "bitnet-np":
         known = [] if words[1] == "COMMAND" else build_parser().commands[words[1]]._option_string_actions
     else:
         program = pages.ROOT / words[1]
         source = "".join(path.read_text("utf-8") for path in (program.glob("*.py") if program.is_dir() else [program]))
         known = re.findall(r'"(--[\w-]+)"', source)
-    return [word for word in words[2:] if word.startswith("--") and word not in [*known, "--help"]]
+    return [word for word in given if word.startswith("--") and word not in [*known, "--help"]]
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: pages.name(value) if isinstance(value, Path) else " ".join(value))
@@ -208,6 +211,7 @@ def test_there_are_examples():
     assert sum(len(pages.blocks(page, *RUNNABLE)) for page in PAGES) >= 25
     assert len(COMMANDS) >= 40
     assert unknown_options(["bitnet-np", "logits", "--fast"]) == unknown_options(["python", "scripts/bench.py", "--fast"]) == ["--fast"]
+    assert (unknown_options(["bitnet-np", "--help"]), unknown_options(["bitnet-np", "--fast"])) == ([], ["--fast"])
 
 
 def test_a_session_notices_a_wrong_example(folder, capsys, monkeypatch):

@@ -13,7 +13,8 @@ from bitnet_np.engine.tokens import pad
 
 WRONG_TOKENS = [
     (np.array(5), ShapeError, r"tokens has shape \(\), expected 2 axes"),
-    ([1, 2, 3], ShapeError, r"tokens has shape \(3,\), expected 2 axes"),
+    ([1, 2, 3], ShapeError, r"tokens has shape \(3,\), expected 2 axes: a sequence is a row, as in \[\[1, 2, 3\]\]"),
+    ("Once upon", ShapeError, "tokens is the text 'Once upon', expected token ids, as a tokenizer gives them"),
     ([[[1]]], ShapeError, r"tokens has shape \(1, 1, 1\), expected 2 axes"),
     ([[1, 2], [3]], ShapeError, "tokens is ragged, expected 2 axes; pad it and give the lengths"),
     ([[1.0, 2.0]], ShapeError, "tokens has dtype float64, expected integers"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from models import random_model
 
-from bitnet_np.base.errors import ContextLimitError, EmptyInputError, OptionError, TokenRangeError
+from bitnet_np.base.errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.generation.generate import generate, stream
 from bitnet_np.generation.sampling import GREEDY, Sampling
 
@@ -62,6 +62,8 @@ def test_the_context_may_be_filled_but_not_exceeded(passes):
     ("prompt", "n", "options", "error", "message"),
     [
         ([], 0, {}, EmptyInputError, "^Prompt cannot be empty$"),
+        ("Once upon", 1, {}, ShapeError, "prompt is the text 'Once upon', expected token ids"),
+        ([1], 1, {"dialect": "llama.cpp"}, OptionError, "dialect is 'llama.cpp', expected a Dialect such as bitnet_np.LLAMA_CPP"),
         ([1], -1, {}, OptionError, "generate is -1"),
         ([50], 3, {}, TokenRangeError, "token 50 "),
         ([1], 3, {"stop": [50]}, OptionError, "stop token is 50, expected 0 to 49"),

@@ -76,6 +76,7 @@ def test_what_an_engine_started_ends_with_it(tmp_path):
     ("template", "message"),
     [
         ("run {model} {tokens}", r"expected \{out\} in it"),
+        ("run '{model} {tokens} {out}", "expected words as a shell takes them: No closing quotation"),
         ("run {model} {tokens} {out} {layers}", r"has \{layers\}, expected \{model\}"),
         ("run {model} {port} {tokens}", r"has \{tokens\}, expected \{model\}, \{port\}"),
         ("run {port}", r"expected \{model\} in it"),

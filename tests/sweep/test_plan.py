@@ -50,7 +50,7 @@ def test_keys_follow_what_a_result_depends_on(tmp_path):
     [
         ('do = "logits"', 'do = "logitz"', 9, "do is 'logitz', expected one of logits, nll, check"),
         ('as = "bitnet.cpp"', 'as = "gguf"', 12, "as is 'gguf', expected one of exact, bitnet.cpp, llama.cpp"),
-        ('as = "bitnet.cpp"', "as = 1", 12, "as is 1, expected a value of type str"),
+        ('as = "bitnet.cpp"', "as = 1", 12, "as is 1, expected a string"),
         ('as = "bitnet.cpp"', "shell = true", 12, "unknown key 'shell', expected do"),
         ('as = "bitnet.cpp"', 'precision = "act=bf16"', 12, "precision is 'act=bf16', expected kv=TYPE alone"),
         ('as = "bitnet.cpp"', 'precision = "kv=x"', 12, "precision: kv: the type is 'x'"),

@@ -75,7 +75,9 @@ def test_scores_survive_large_numbers():
     ("how", "message"),
     [
         ({"layers": [3]}, "layer 3 is not there, the model has layers 0 to 2"),
-        ({"names": ["l_out", "attn"]}, "no point is named 'attn', expected some of attn_norm, "),
+        ({"names": ["l_out", "attn"]}, r"no point is named 'attn', did you mean attn_norm\?$"),
+        ({"names": ["l_out", "xyz"]}, "no point is named 'xyz', expected some of attn_norm, "),
+        ({"names": ["l_out", 3]}, "no point is named 3, expected some of attn_norm, "),
         ({"names": []}, "no name is chosen"),
         ({"layers": [], "names": ["l_out"]}, "no layer is chosen"),
         ({"format": "nodes"}, "format is 'nodes', expected one of npz, npy, "),

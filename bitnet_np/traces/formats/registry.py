@@ -205,8 +205,7 @@ def _of_json(path: Path) -> str:
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:
-    known = "; ".join(f"{format.name}: {format.summary}" for format in _TABLE)
-    return FileFormatError(f"{path}: {what}, expected one of the formats: {known}")
+    return FileFormatError(f"{path}: {what}, expected a dump in one of the formats {', '.join(FORMATS)}; bare float32 needs a name in .f32")
 
 
 def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str, Output]:
