@@ -71,11 +71,8 @@ def _matmul(team, w, x, out):
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
-    """Contract-order dot products.
-
-    With one row of x on processors with AVX-512, weight rows are read one after the other, so that memory is one stream in order: 28 GB/s
-    on one Zen 4 core, where plain reads reach 30, and four neighbouring rows at a time reach 17. On one Zen 3 core, one stream reaches 11
-    GB/s, and four rows at a time that are a dozen rows apart 15.
+    """Contract-order dot products. With one row of x, a block of weight rows is read as STREAMS streams, each in order of memory: on Zen 4,
+    four neighbouring rows at a time reach 17 GB/s, and one after the other 28.
     """
     out, work = empty((x.shape[0], weights.shape[0])), x.shape[0] * weights.size // 8
     if x.shape[0] > _FEW:

@@ -13,18 +13,19 @@ from .fast.emit import LANES, STEP, has_fma
 from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, add_planes, open_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
-from .processor import cpu_features, instruction_path
-from .tiles import STREAM, STREAMS, TOKENS, WIDE
+from .processor import instruction_path
+from .tiles import IS_AMD, STREAM, STREAMS, TOKENS, WIDE
 from .workspace import aligned
 
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, -np.inf)  # none
 _PATH = PATHS[instruction_path()]
 _GROUPS, _TOKENS = _PATH.tile  # groups of 16 weight rows, and tokens, of a tile of many tokens
-_STEPS = ternary_steps.WORD_STEPS if _PATH.pairs else 1 << 31  # of few tokens between two closings of their sums
+_STEPS = ternary_steps.WORD_STEPS if _PATH.pairs else 1 << 31 if STREAMS == 1 else 16  # of few tokens until it is another stream's turn
+_BESIDE = STREAMS if WIDE else 1  # streams that take turns together, of one token: their sums, four for each, fit the registers
+_BESIDE_TWO = -(-_BESIDE // 2)  # of two tokens
 
 _NEVER = 1 << 31  # more tokens than there are
-_IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
-LEAST = {"avx512-vnni": _NEVER if _IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
+LEAST = {"avx512-vnni": _NEVER if IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
 """From this many tokens on, codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks once for every four.
 AMD's processors unpack in parallel with their byte dot products; on others, unpacking takes the place of dot products."""
 
@@ -122,26 +123,30 @@ def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
 
 
 @inlined
-def _some_tokens(zeros, tokens, product, matrix, block, token, sums, edge):
-    """The results of STREAMS groups of 16 weight rows for `tokens` tokens. Each group is one stream of memory, read in order."""
+def _some_tokens(zeros, one, beside, tokens, product, matrix, block, token, sums, edge):
+    """The results of STREAMS groups of 16 weight rows for `tokens` tokens. Each group is one stream of memory, read in order.
+
+    zeros: a tile of `beside` groups, whose sums are in registers at once; one: of one group.
+    """
     codes, q, steps, present = product.codes, product.q, product.steps, min(tokens, product.q.shape[0] - token)
     groups = -(-matrix.width // LANES)
     distance = -(-groups // STREAMS)  # from a group to the next: streams that lie close together are read no faster than one
     streams, row = -(-(groups - block) // distance), q.shape[1]
     for begin in range(0, steps, _STEPS):
-        for stream in range(streams):
+        for stream in range(0, streams, beside):
             start, x = matrix.begin + ((block + stream * distance) * steps + begin) * STEP, token * row + begin * LANES
             part = open_planes(zeros)
             for _ in range(min(_STEPS, steps - begin)):
-                prefetch(codes, start + STREAM)
-                part = ternary_step(part, codes, start, q, x, row, present)
+                for i in range(beside):
+                    prefetch(codes, start + i * distance * steps * STEP + STREAM)
+                part = ternary_step(part, codes, start, distance * steps * STEP, streams - stream, q, x, row, present)
                 start += STEP
                 x += LANES
             place = stream * tokens * LANES
-            tile = load_tile(zeros, address_of(sums) + place * 4, 0, STEP) if begin else zeros
-            store_tile(add_planes(tile, part), sums, place, 0)
+            tile = load_tile(zeros, address_of(sums) + place * 4, tokens * STEP, STEP) if begin else zeros
+            store_tile(add_planes(tile, part), sums, place, tokens * LANES)
     for stream in range(streams):
-        tile = load_tile(zeros, address_of(sums) + stream * tokens * STEP, 0, STEP)
+        tile = load_tile(one, address_of(sums) + stream * tokens * STEP, 0, STEP)
         store_ternary(tile, 1, tokens, product, matrix, block + stream * distance, token, edge)
 
 
@@ -154,12 +159,12 @@ def few_tokens(team, codes, second, third, widths, factors, steps, q, scale, out
     for item in shared(team, blocks_of(widths, STREAMS * LANES)):
         matrix, block = matrix_of((codes, second, third), widths, factors, n, STREAMS * LANES, item)
         if n == 1:
-            _some_tokens(tile_i32(1, 1), 1, product, matrix, block, 0, sums, edge)
+            _some_tokens(tile_i32(_BESIDE, 1), tile_i32(1, 1), _BESIDE, 1, product, matrix, block, 0, sums, edge)
         elif n == 2:
-            _some_tokens(tile_i32(1, 2), 2, product, matrix, block, 0, sums, edge)
+            _some_tokens(tile_i32(_BESIDE_TWO, 2), tile_i32(1, 2), _BESIDE_TWO, 2, product, matrix, block, 0, sums, edge)
         elif WIDE:  # elsewhere LEAST is 3
             for token in range(0, n, TOKENS):
-                _some_tokens(tile_i32(1, TOKENS), TOKENS, product, matrix, block, token, sums, edge)
+                _some_tokens(tile_i32(1, TOKENS), tile_i32(1, TOKENS), 1, TOKENS, product, matrix, block, token, sums, edge)
 
 
 # --- many tokens ----------------------------------------------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ def multiplying(kind):
     if kind is None:
         packed = array(types.uint8, readonly=True)
         arrays = types.NamedTuple([packed, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
-        matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
-        return [(ternary_product._some_tokens, (emit.Tile("i32", 1, 2), n, arrays, matrix, n, n, array(types.int32), floats), 4 * 2)]
+        matrix, tile = types.NamedTuple([n, types.float32, n, n], Matrix), emit.Tile("i32", 1, 2)
+        return [(ternary_product._some_tokens, (tile, tile, n, n, arrays, matrix, n, n, array(types.int32), floats), 4 * 2)]
     rows = types.NamedTuple([array(types.int8, 2), array(types.int16, 3), *[array(types.float32, 2)] * 2], Rows)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     integers = array(types.int32)

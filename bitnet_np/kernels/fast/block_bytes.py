@@ -50,6 +50,7 @@ class Chunk(NamedTuple):
     stride: Any
     valid: Any  # rows: the last stands for those beyond
     second: Any  # blocks on to its second one
+    gap: Any  # blocks between ROWS rows and the next ones
 
 
 def _plan(blocks: Place) -> Plan:
@@ -151,7 +152,7 @@ def _store_factors(b: Emitter, plan: Plan, rows: Sequence[Sequence[ir.Value]], f
 
 def _blocks(b: Emitter, blocks: Place, places: Chunk, count: int) -> list[list[ir.Value]]:
     """The blocks of a chunk of each of `count` rows."""
-    starts = [b.clamped(places.start, places.stride, row, places.valid) for row in range(count)]
+    starts = [b.clamped(b.add(places.start, b.mul(places.gap, row // ROWS)), places.stride, row, places.valid) for row in range(count)]
     return [[b.moved(blocks.at(at), 0) for at in (start, b.add(start, places.second))[: _plan(blocks).blocks]] for start in starts]
 
 

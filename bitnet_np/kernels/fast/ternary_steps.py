@@ -28,32 +28,39 @@ def _codes(b: Emitter, packed: ir.Value) -> list[ir.Value]:
     return [b.and_(packed, 3 << 6 - 2 * plane) if place or plane else b.lshr(packed, 6) for plane, place in enumerate(_places(b))]
 
 
-@emitted(returns=lambda tile: Tile("i32", 4, tile.columns))
+@emitted(returns=lambda tile: Tile("i32", 4 * tile.rows, tile.columns))
 def open_planes(b, tile):
     """What `ternary_step` adds to, for the tile of sums to which `add_planes` adds it: a row for each plane, as few tokens need several
-    chains of additions. Sums in words leave two rows unused.
+    chains of additions. Sums in words leave two rows of four unused.
     """
-    return [constant(V16I32, None)] * (4 * tile.columns)
+    return [constant(V16I32, None)] * (4 * len(tile))
 
 
 @emitted(returns=first)
-def ternary_step(b, sums, codes, start, x, x_start, x_stride, x_valid):
-    """16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token."""
+def ternary_step(b, sums, codes, start, stride, valid, x, x_start, x_stride, x_valid):
+    """16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token.
+
+    Groups of 16 rows lie `stride` bytes apart from codes[start] on.
+    """
     rows = [b.clamped(x_start, x_stride, column, x_valid) for column in range(sums.columns)]
-    for plane, unpacked in enumerate(_codes(b, b.load(codes.at(start), V64I8))):
-        for column, row in enumerate(rows):
-            i = plane % len(_places(b)) * sums.columns + column
-            sums[i] = add_four(b, sums[i], unpacked, broadcast_four(b, x.at(b.add(row, 4 * plane))))
+    fours = [[broadcast_four(b, x.at(b.add(row, 4 * plane))) for row in rows] for plane in range(4)]
+    for group in range(sums.rows // 4):
+        for plane, unpacked in enumerate(_codes(b, b.load(codes.at(b.clamped(start, stride, group, valid)), V64I8))):
+            for column, four in enumerate(fours[plane]):
+                i = (4 * group + plane % len(_places(b))) * sums.columns + column
+                sums[i] = add_four(b, sums[i], unpacked, four)
     return sums
 
 
 @emitted(returns=first)
 def add_planes(b, tile, sums):
     """The tile plus the sums, a row of the matrix in each lane. Divisions are exact: lanes are multiples of 2^place."""
-    for row, place in enumerate(_places(b)):
-        for column in range(tile.columns):
-            total = closed(b, sums[row * tile.columns + column])
-            tile[column] = b.add(tile[column], b.ashr(total, place))
+    for group in range(tile.rows):
+        for row, place in enumerate(_places(b)):
+            for column in range(tile.columns):
+                i = group * tile.columns + column
+                total = closed(b, sums[(4 * group + row) * tile.columns + column])
+                tile[i] = b.add(tile[i], b.ashr(total, place))
     return tile
 
 

@@ -20,7 +20,7 @@ from ..fast.plans import PLANS
 from ..fast.simd import address_of, load_tile, pointer_to, store_tile, tile_f32, tile_i32
 from ..launching import Floats, inlined, launch, parallel, read_only, serial, shared
 from ..ternary_product import block_of, blocks_of
-from ..tiles import ROW_BLOCK, WIDE
+from ..tiles import ROW_BLOCK, STREAMS, WIDE
 from ..workspace import aligned, empty
 from .activations import round_row
 
@@ -98,10 +98,10 @@ def _room_for(chunks, weights, units):
 
 
 @inlined
-def _chunk_of(blocks, row, valid, chunk):
-    """Number `chunk` of some rows of the matrix, `valid` of which are there."""
+def _chunk_of(blocks, row, valid, chunk, gap=0):
+    """Number `chunk` of some rows of the matrix, `valid` of which are there; `gap` rows lie between ROWS of them and the next."""
     n, first = blocks.shape[1], chunk * of_plan(blocks, "blocks")
-    return Chunk(row * n + first, n, valid, min(1, n - 1 - first))
+    return Chunk(row * n + first, n, valid, min(1, n - 1 - first), gap * n)
 
 
 @serial
@@ -183,26 +183,32 @@ def _products(team, blocks, rows, out):
 
 @serial
 def rows_of_one_token(zeros, integers, blocks, rows, first, end, out, lanes):
-    """Results first..end of a matrix, 16 rows at a time."""
+    """Results first..end of a matrix, 16 at a time. Of a matrix of whole 16 rows, they are ROWS of each of four streams."""
     n, per_chunk, units = blocks.shape[1], of_plan(blocks, "blocks"), of_plan(blocks, "units")
     size, matrix, data = of_plan(blocks, "registers") * LANES, address_of(blocks), address_of(lanes.totals)
     into, factors = pointer_to(lanes.quarters), pointer_to(lanes.floats)
     q, x_sums, x_scales, eights = pointer_to(rows.q), pointer_to(rows.sums), pointer_to(rows.scales), pointer_to(rows.eights)
-    for r in range(first, end, LANES):
-        valid = min(LANES, end - r)
-        tile = zeros
+    near, apart, turn = LANES, ROWS, ROWS * per_chunk  # rows of a stream; rows and blocks from one stream to the next
+    if STREAMS > 1 and len(blocks) % LANES == 0:
+        near, apart = ROWS, len(blocks) // (LANES // ROWS)
+        turn = apart * n
+    for group in range(first // LANES, -(-end // LANES)):
+        tile, base, valid = zeros, group * near, min(LANES, end - group * LANES)
+        parts = -(-valid // ROWS)
         for chunk in range(-(-n // per_chunk)):
-            for row in range(0, valid, ROWS):
-                ahead = matrix + ((r + LANES) * n + (chunk * LANES + row) * per_chunk) * blocks.itemsize  # of the next 16 rows
-                dot_rows(blocks, _chunk_of(blocks, r + row, valid - row, chunk), q, x_sums, chunk, into, row // ROWS * size, ahead)
-            add_lanes(blocks, _chunk_of(blocks, r, valid, chunk), x_sums, chunk, into, data, factors)
+            ahead = matrix + ((base + near) * n + chunk * near * per_chunk) * blocks.itemsize  # the next rows of a stream
+            for part in range(parts):
+                places = _chunk_of(blocks, base + part * apart, valid - part * ROWS, chunk)
+                dot_rows(blocks, places, q, x_sums, chunk, into, part * size, ahead + part * turn * blocks.itemsize)
+            add_lanes(blocks, _chunk_of(blocks, base, valid, chunk, apart - ROWS), x_sums, chunk, into, data, factors)
             for unit in range(min(units, n * units // per_chunk - chunk * units)):
                 total, count = load_tile(integers, data + unit * LANES * 4, 0, 0), load_tile(integers, data + units * LANES * 4, 0, 0)
                 of_unit, scales = Strided(factors, unit * 2 * LANES, 0), Strided(x_scales, chunk * units + unit, 0)
                 tile = close_unit(tile, total, count, blocks, of_unit, scales, eights, 1)
         store_tile(tile, lanes.sums, 0, LANES)
-        for i in range(valid):
-            out[r + i] = lanes.sums[i]
+        for part in range(parts):
+            for i in range(min(ROWS, valid - part * ROWS)):
+                out[base + part * apart + i] = lanes.sums[part * ROWS + i]
 
 
 @parallel
