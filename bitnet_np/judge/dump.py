@@ -200,7 +200,7 @@ def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict 
         reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
         if len(across) > 1:
             reason += f"; {len(across)} operations lie between it and the tensors of the dump"
-        return reason + _other_layers(verdicts, first_wrong)
+        return reason + other_layers(verdicts, first_wrong)
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     if not narrow:
         return f"{len(verdicts)} tensors, each within the bound for its own inputs"
@@ -209,7 +209,7 @@ def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict 
     return f"{first.place}{more}: {first.hypothesis}" + (f"; the other {others} tensors are within their bounds" if others else "")
 
 
-def _other_layers(verdicts: Sequence[OperationVerdict], first: OperationVerdict) -> str:
+def other_layers(verdicts: Sequence[OperationVerdict], first: OperationVerdict) -> str:
     """The layers where an operation has the same cause as in the first wrong one, and another one, if these are some layers only."""
     own = [o for o in verdicts if o.key.name == first.key.name]
     wrong = [o for o in own if o.verdict == Verdict.WRONG]

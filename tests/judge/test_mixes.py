@@ -10,11 +10,14 @@ import pytest
 from dumps import recorded, without_codes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from wrong_tensors import KEY, LLAMA, POINTS, QUERY, C, T, by_weights, heads, layer_points, read, read_off, scores_of, softmax
+from wrong_tensors import KEY, LLAMA, POINTS, QUERY, C, T, by_weights, heads, judged, layer_points, read, read_off, scores_of, softmax
 
 from bitnet_np import spec
+from bitnet_np.judge.dump import other_layers
 from bitnet_np.judge.law.formats import EACH
 from bitnet_np.judge.law.products import rows_of
+from bitnet_np.judge.report.report import OperationVerdict
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
@@ -176,3 +179,40 @@ def test_the_rule_by_which_experts_are_chosen_is_told(what, equal, kind):
     for words, by in (("the smallest logits", -logits), ("the magnitude of logits", np.abs(logits))):
         chosen = spec.top_experts(by, taken.shape[1]).astype(np.float64)
         assert read_off(EXPERTS, np.arange(90), ROUTED, Key("ffn_moe_topk", 1), chosen) == f"experts are chosen by {words}"
+
+
+# --- operations and layers together -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["", "it is done twice", "the bias is missing"]), min_size=2, max_size=6))
+def test_the_layers_that_have_one_cause_are_said_where_they_are_some(causes):
+    keys = [Key("ffn_up", n) for n in range(len(causes))]
+    verdicts = [
+        OperationVerdict(key, Verdict.WRONG if c else Verdict.ROUNDING, hypothesis=c or None) for key, c in zip(keys, causes, strict=True)
+    ]
+    first = next((o for o in verdicts if o.hypothesis), None)
+    assume(first)
+    same = [o.key.layer for o in verdicts if o.hypothesis == first.hypothesis]
+    other = next((o for o in verdicts if o.hypothesis not in (None, first.hypothesis)), None)
+    said = other_layers(verdicts, first)
+    assert bool(said) == (1 < len(same) < len(causes))
+    if said:
+        assert said.startswith(f"; the same in layers {same[1]}")
+        assert (f"in layer {other.key.layer}: {other.hypothesis}" in said) if other else "in layer " not in said
+
+
+@settings(max_examples=3)  # each has the whole search behind it
+@given(st.integers(0, 9), st.floats(0.6, 0.9))
+def test_a_factor_is_named_where_what_it_leaves_is_noise(seed, factor):
+    """As of weights in int8 that are multiplied by the scale of others; what one element has more of is no noise."""
+    rng, linear = np.random.default_rng(seed), LLAMA.layers[1].ffn_up
+    x, w = P["ffn_norm"], rows_of(linear.weights, np.arange(120))
+    w = factor * w * (1 + 2.0**-8 * rng.standard_normal(w.shape))
+    wrong = x @ w.T + linear.bias
+    said = judged("llama", "ffn_up", wrong)
+    assert re.match(
+        r"the products are (\S+) times what is right; what is left of the error, NMSE \S+, is no more than fewer bits leave", said
+    )
+    assert float(said.split()[3]) == pytest.approx(factor, rel=0.01)
+    wrong[:, 7] += 0.3 * rng.standard_normal(T) * np.abs(wrong).mean()
+    assert "fewer bits" not in judged("llama", "ffn_up", wrong)
