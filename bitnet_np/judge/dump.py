@@ -200,13 +200,25 @@ def _reason(verdicts: Sequence[OperationVerdict], first_wrong: OperationVerdict 
         reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
         if len(across) > 1:
             reason += f"; {len(across)} operations lie between it and the tensors of the dump"
-        return reason
+        return reason + other_layers(verdicts, first_wrong)
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     if not narrow:
         return f"{len(verdicts)} tensors, each within the bound for its own inputs"
     first, more = narrow[0], f" (and {len(narrow) - 1} more)" if len(narrow) > 1 else ""
     others = len(verdicts) - len(narrow)
     return f"{first.place}{more}: {first.hypothesis}" + (f"; the other {others} tensors are within their bounds" if others else "")
+
+
+def other_layers(verdicts: Sequence[OperationVerdict], first: OperationVerdict) -> str:
+    """The layers where an operation has the same cause as in the first wrong one, and another one, if these are some layers only."""
+    own = [o for o in verdicts if o.key.name == first.key.name]
+    wrong = [o for o in own if o.verdict == Verdict.WRONG]
+    same = [o for o in wrong if o.hypothesis and o.hypothesis == first.hypothesis]
+    if not 1 < len(same) < len(own):
+        return ""
+    other = next((o for o in wrong if o.hypothesis and o not in same), None)
+    layers = listed([str(o.key.layer) for o in same[1:]])
+    return f"; the same in layers {layers} of {len(own)}" + (f", and in layer {other.key.layer}: {other.hypothesis}" if other else "")
 
 
 def _untried(verdict: OperationVerdict) -> str:

@@ -81,9 +81,12 @@ class InParts:
         self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]
         self._causes: dict[int, Cause] = {}  # by the number of the part
 
-    def compare(self, candidate: Cause, array: Array) -> None:
-        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made."""
+    def compare(self, candidate: Cause, array: Array, in_rows: bool) -> None:
+        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made. in_rows: whether
+        it is in whole rows alone."""
         for i, part in enumerate(self.parts if candidate.fault else ()):
+            if in_rows and part.columns.size < array.shape[1]:
+                continue
             left = relative_error(part.cut(array), self._theirs[i])
             if left < self._best[i]:
                 self._best[i], self._causes[i] = left / 4, candidate  # of two that fit alike, the first one tried stands

@@ -29,7 +29,20 @@ from .honest_engines import FLOOR, one_scale
 from .law.expected import TINY, Expected, U
 from .law.expression import nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import FLOAT16_NOISE, SEVERAL, Noise, Residual, doubt, kind_of, left_out, odd_across, residual
+from .law.noise import (
+    COARSEST_SEEN,
+    FLOAT16_NOISE,
+    OF_SUMS,
+    SEVERAL,
+    UNEVEN,
+    Noise,
+    Residual,
+    doubt,
+    kind_of,
+    left_out,
+    odd_across,
+    residual,
+)
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -149,7 +162,7 @@ class TensorJudge:
     def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> Residual:
         """The error of an operation as noise."""
         theirs = self.theirs[site.key]
-        found = residual(site.key, expected, site.unit(*inputs), theirs)
+        found = residual(site.key, expected.value, site.unit(*inputs), theirs)
         if site.key != LOGITS or found.odd:  # which no other product need be like
             return found
         return found._replace(odd=left_out(inputs[0], self.model.head, theirs - expected.value))
@@ -169,7 +182,10 @@ class TensorJudge:
         if (cause := self._coarse_format(site.key, case)) is not None:
             return self._caused(judged, cause)
         self.search.begin()
-        return self._caused(judged, self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case))
+        cause = self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case)
+        if cause is None and self.noise.level(site.key) > _FLOAT32 and case.wrong is not None:  # what looks like noise may be read off, too
+            cause = cause_of(replace(case.wrong, places=np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0], noise=0.0))
+        return self._caused(judged, cause)
 
     def _coarse_format(self, key: Key, case: "TensorCase") -> Cause | None:
         """The format that makes an error which is like noise, but too coarse to be believed without its name."""
@@ -417,7 +433,7 @@ class TensorJudge:
         if cause is None and not self.types.strict and self.residuals[judged.key].may_be_format:
             return replace(judged, reason=f"{judged.reason}; {doubt(self.residuals[judged.key].level)}")
         explained = judged.explained(cause)
-        if cause is None or cause.fault or self.types.strict:
+        if cause is None or cause.fault or self.types.strict or self._is_too_coarse(judged):
             return explained
         if cause.kind and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
@@ -426,6 +442,14 @@ class TensorJudge:
                 self.cached[key] = next(trial.computes[key] for _, trial in every if trial.cause.kind == cause.kind)
             self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
+
+    def _is_too_coarse(self, judged: OperationVerdict) -> bool:
+        """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
+        if len(judged.across) > 1 or kind_of(judged.key) in OF_SUMS or (judged.nmse or 0.0) <= COARSEST_SEEN**2:
+            return False
+        theirs = self.theirs[judged.key]
+        errors = position_errors(self._by_bound(self.sites[judged.key], theirs)[1].value, theirs)
+        return bool(errors.min() * UNEVEN**2 < errors.mean())
 
 
 @dataclass(kw_only=True)
@@ -462,6 +486,10 @@ class TensorCase(Case):
     def near(self, trial: Trial) -> float:
         left = None if self.screen is None else self.screen.left(trial.computes[self.span[-1].key], self.right)
         return super().near(trial) if left is None else left * self.now
+
+    def leaves_noise(self, array: Array) -> bool:
+        site = self.span[-1]
+        return self.wrong is not None and residual(site.key, array, site.unit(*self.wrong.inputs), self.theirs).is_believed
 
     def cost(self, changed: Collection[Key]) -> float:
         if self.screen is not None:

@@ -218,7 +218,6 @@ def test_any_key_value_heads_that_query_heads_read_are_named(rule):
 
 SINKS = np.array([0.5, 2.0, -1.0, 0.3])
 SLOPES = 2.0 ** -np.arange(1, C.heads + 1)[:, None, None]
-CHUNKS = np.random.default_rng(5).standard_normal((C.heads, T, 2))[..., np.arange(T) // 9]
 QUERIES = heads("Qcur_rope")
 ATTENTION = {
     "query heads read the keys of other heads: 1, 1, 0, 0 instead of 0, 0, 1, 1": by_weights(
@@ -239,7 +238,6 @@ ATTENTION = {
     ),
     "scores of positions 8 to 16 are multiplied by 1.9": by_weights(softmax(scores_of() * np.where(QUERY > 7, 1.9, 1))),
     "a number is added to the scores of key 0, 1.5": by_weights(softmax(scores_of() + 1.5 * (KEY == 0))),
-    "scores of each 9 keys are off by a number of each row": by_weights(softmax(scores_of() + CHUNKS)),
     "elements 20 to 23 of 24 of each head are left out of q . k": by_weights(softmax(scores_of(q=QUERIES * (np.arange(24) < 20)))),
     "elements 0 to 5 of 24 of each head are multiplied by 2 in q . k": by_weights(
         softmax(scores_of(q=QUERIES * np.where(np.arange(24) < 6, 2, 1)))

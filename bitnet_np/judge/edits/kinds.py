@@ -13,7 +13,7 @@ from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
-from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, rms, rotation
+from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
 from ..law.expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.formats import TYPES
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
@@ -58,6 +58,25 @@ def _of_nodes(change: Callable[[Operation, Node, list[Node]], Iterator[tuple]]) 
     return edits
 
 
+def _in_experts(kind: Kind) -> Kind:
+    """A kind of edits, made in the product of every expert too."""
+
+    @wraps(kind)
+    def edits(place: Operation, tree: Node) -> Iterator[tuple]:
+        yield from kind(place, tree)
+        one = of_one_expert(place, tree)
+        for words, _ in kind(place, one) if one is not None else ():
+            yield words, of_experts_edited(place, tree, partial(_edited, kind, place, words))
+
+    return edits
+
+
+def _edited(kind: Kind, place: Operation, words: str, tree: Node) -> Node:
+    """The edit of a kind with these words."""
+    new: Node = dict(kind(place, tree))[words]
+    return new
+
+
 def _at_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
     return replaced(tree, node, of(constant("the number", number)))
 
@@ -84,6 +103,7 @@ _OPPOSITE = {
 }
 
 
+@_in_experts
 @_of_nodes
 def steps(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """A step, or an operand of one, that is not there, done twice, or the opposite of what it should be."""
@@ -137,6 +157,10 @@ def moved(place: Operation, node: Node, readers: list[Node]) -> Edits:
         first = node.over(inner.inputs[0], *node.inputs[1:])
         words = f"{_done(inner)} is outside the root" if node.kind == "root" else f"{_done(node)} comes before {_done(inner)}"
         yield words, inner.over(first, *inner.inputs[1:])
+    earlier = [step for step, _ in nodes(node) if step.kind in kinds and tensors(step)] if node.kind == "mask" else []
+    for step in earlier:  # scores of what is not seen are minus infinity before all of these
+        early = replaced(node.inputs[0], step.inputs[0], node.over(step.inputs[0]))
+        yield f"the mask comes before {step.noun if step.kind == 'curve' else _done(step)}", early
 
 
 @_of_nodes
@@ -227,6 +251,10 @@ def exchanged(place: Operation, tree: Node) -> Edits:
             parts = {leaf: Node("opaque", both, leaf.noun, partial(split, i)) for i, leaf in enumerate(both)}
             yield f"gate and up are {words}", with_nodes(tree, parts)
     raw = {node: tensor(Key(node.what.name.removesuffix("_rope"), node.what.layer)) for node in leaves if node.what.name in ROPE}
+    own = {node: node.what.name for node in leaves if node.what.name.startswith(("Qcur", "Kcur"))}
+    if place.key.name == "kqv_out" and len(own) == 2 and not place.config.rotates(place.key.layer):  # type: ignore[arg-type]
+        turned = {node: rotation(replace(place, key=Key(f"{name[0]}cur_rope", place.key.layer)), node) for node, name in own.items()}
+        yield "queries and keys are rotated, as in other layers", with_nodes(tree, turned)
     if len(raw) == 2:
         yield "queries and keys are not rotated", with_nodes(tree, raw)
         yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
@@ -334,6 +362,7 @@ def swapped(place: Operation, tree: Node) -> Edits:
         yield f"{said} comes before {before}", first.make(first, early)
 
 
+@_in_experts
 @_of_nodes
 def overrun(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """A product whose last tile runs over the end of its rows: it adds the first inputs of the next token and weights of the next row."""
@@ -344,7 +373,10 @@ def overrun(place: Operation, node: Node, readers: list[Node]) -> Edits:
         for count in (n for n in _TILES if n < width):
             first = changed(x, lambda x, n=count: np.where(np.arange(x.shape[1]) < n, np.append(x[1:], 0 * x[:1], axis=0), 0))
             more = Node("matmul", (first, behind), "the products beyond")
-            yield f"sums run {count} inputs over the end of rows, into the next ones", Node("sum", (node, more), node.noun)
+            inside = changed(more, lambda y: np.where(np.arange(y.shape[1]) < y.shape[1] - 1, y, 0))
+            said = f"sums run {count} inputs over the end of rows, into the next ones"
+            yield said, Node("sum", (node, more), node.noun)
+            yield f"{said}, and zeros behind the last", Node("sum", (node, inside), node.noun)
 
 
 _TILES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -562,19 +594,22 @@ def _edge(narrow: Callable[[Node], Node], node: Node) -> Node:
     return node.over(narrow(node.inputs[0]), node.inputs[1]) if is_edge else node
 
 
-def _angles(narrow: Callable[[Node], Node], node: Node) -> Node:
-    return narrow(node) if node.kind in _TABLED and not tensors(node) else node
+def _angles(kinds: tuple[str, ...], narrow: Callable[[Node], Node], node: Node) -> Node:
+    return narrow(node) if node.kind in kinds and not tensors(node) else node
 
 
 def _table(narrow: Callable[[Node], Node], node: Node) -> Node:
     return narrow(node.over(narrow(node.inputs[0]))) if node.kind == "activation" else node
 
 
+_TABLED = ("power", "quotient", "outer", "circle")
 _ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
     OPERANDS + " are rounded to {kind}": _operands,
     OPERANDS + ", exponentials instead of probabilities, are rounded to {kind}": _flash,
     "the exponentials, where they are not summed: rounded to {kind}": _edge,
-    "frequencies, angles, sines and cosines are rounded to {kind}": _angles,
+    "frequencies, angles, sines and cosines are rounded to {kind}": partial(_angles, _TABLED),
+    "frequencies and angles are rounded to {kind}": partial(_angles, _TABLED[:-1]),
+    "angles, sines and cosines are rounded to {kind}": partial(_angles, _TABLED[-2:]),
     "the activation's input and value are rounded to {kind}, as in a table of it": _table,
 }
 
@@ -609,7 +644,6 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")
-_TABLED = ("power", "quotient", "outer", "circle")
 _NOT_ROUNDED = ("linears", "heads", "joined", "mask", "rounded", "positions", "grouped")
 
 

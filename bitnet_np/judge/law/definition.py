@@ -340,6 +340,23 @@ def of_experts(place: Place, x: Node, chosen: Node, linears: Sequence[Linear]) -
     )
 
 
+def of_experts_edited(place: Place, tree: Node, edit: Callable[[Node], Node]) -> Node:
+    """The experts' products with an edit of the product of each of them."""
+
+    def edited(linears: Sequence[Linear], x: Array, experts: Array) -> Array:
+        compute = lambda product, some: [value_of(edit(product), some.__getitem__, len(some[_ROWS]))]  # noqa: E731
+        made: Array = _by_expert(place, linears, x, experts, compute)[0]
+        return made
+
+    return replace(tree, what=edited)
+
+
+def of_one_expert(place: Place, tree: Node) -> Node | None:
+    """The product of the first expert with its tokens; None of what is no product of experts."""
+    linears = next((node.what for node in tree.inputs if node.kind == "linears"), None)
+    return None if linears is None else matrix_product(place, tensor(_ROWS), linears[0])
+
+
 def _by_expert(place: Place, linears: Sequence[Linear], x: Array, experts: Array, compute: Callable[..., Any] | None = None) -> Any:
     """compute: an expression and its input -> arrays of the product's shape or less. The product alone, if there is none."""
     flat, rows = experts.astype(np.intp).reshape(-1), x.reshape(-1, linears[0].shape[1])

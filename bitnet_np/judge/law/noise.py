@@ -20,7 +20,7 @@ import numpy as np
 
 from ...model.records import Weights
 from ...traces.points import FIELDS, Key
-from .expected import TINY, Array, Expected
+from .expected import TINY, Array
 from .products import row_blocks
 
 UNEVEN = 4.0
@@ -62,6 +62,11 @@ class Residual(NamedTuple):
         return COARSEST_SEEN if self.kind == SEVERAL else COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
 
     @property
+    def is_believed(self) -> bool:
+        """Whether it is like noise, of a level that is believed without knowing a format."""
+        return not self.odd and 0 < self.level <= self.most
+
+    @property
     def may_be_format(self) -> bool:
         """Whether a format may have made it that is too coarse to be believed, and has to be known by its numbers."""
         return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and self.most < self.level <= COARSEST
@@ -89,16 +94,16 @@ def kind_of(key: Key) -> str:
     return ATTENTION if key.name in ("kqv_out", "kq") else key.name
 
 
-def residual(key: Key, expected: Expected, unit: Array, theirs: Array) -> Residual:
-    """The error of a tensor [T, width]. unit: what a relative error of 1 in each step makes of each number,
+def residual(key: Key, value: Array, unit: Array, theirs: Array) -> Residual:
+    """The error of a tensor [T, width] that should have this value. unit: what a relative error of 1 in each step makes of each number,
     squared."""
-    kind, error = kind_of(key), theirs - expected.value
+    kind, error = kind_of(key), theirs - value
     unit = (unit + unit.mean(axis=1, keepdims=True)) / 2  # steps of integers are as large for small numbers as for others
     r = error / np.sqrt(np.maximum(unit, TINY**2))
-    level, size = max(float(np.sqrt((r**2).mean())), TINY), float((expected.value**2).sum())
-    factor = float((error * expected.value).sum()) / max(size, TINY)
+    level, size = max(float(np.sqrt((r**2).mean())), TINY), float((value**2).sum())
+    factor = float((error * value).sum()) / max(size, TINY)
     along = factor * float(np.sqrt(size / max(unit.sum(), TINY)))
-    odd = _odd(kind, r, level, error, factor, size) or (_odd_rows(kind, r, level, error, expected.value) if level > FINE else "")
+    odd = _odd(kind, r, level, error, factor, size) or (_odd_rows(kind, r, level, error, value) if level > FINE else "")
     return Residual(kind, level, odd, along, float(r.mean()))
 
 
@@ -164,7 +169,11 @@ def left_out(x: Array, weights: Weights, error: Array) -> str:
 
 
 def doubt(level: float) -> str:
-    """What to declare where errors are like noise that is too coarse to be believed, in words."""
+    """What errors are where they are like noise that is too coarse to be believed, in words; and how to declare it, where one operation
+    may have it: mistakes in all numbers, as where integers saturate, are as large as coarser noise."""
+    if level > COARSEST_UNNAMED:
+        why = "a coarse format that is not known, or a mistake in all numbers"
+        return f"errors are alike everywhere, at a level of 2^{np.log2(level):.1f}: {why}"
     power = int(np.ceil(np.log2(level)))
     return f"errors are alike everywhere: if the engine computes so coarsely, declare it (--precision noise=2^{power})"
 
@@ -193,7 +202,7 @@ class Noise:
     def explains(self, key: Key) -> bool:
         """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
         own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
-        if own.odd or not 0 < own.level <= own.most:
+        if not own.is_believed:
             return False
         if others and sum(map(own.is_like, others)) >= max(1, _MANY * len(others)):
             return True

@@ -84,6 +84,8 @@ _NORMS = {
 }
 OF_ROWS = frozenset(_NORMS)
 """The ids of mistakes in what a row has once: none is in some of its elements, and an operation has it in all rows."""
+OF_HEADS = frozenset(("attention.heads_in_turn", "attention.groups", "edit.groups"))
+"""The ids of mistakes in a rule for all heads: none is in some of them."""
 _ANYWHERE = {
     "scale.other": "other_weight: the weight scale of {A} is used",
     "codes.unshifted": "codes: codes 0, 1, 2 are read as 0, +1, +2 instead of -1, 0, +1",

@@ -24,7 +24,7 @@ from ..readings.table import LOOSE
 from ..readings.wrong import digits, nearest_number
 from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
 from .mistake import Array, Cause, Compute
-from .names import CATALOGUE, HIDDEN, OF_ROWS
+from .names import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
@@ -100,17 +100,23 @@ class Case(ABC):
         return self.explain(trial).left
 
     def explain(self, trial: Trial, keep: bool = False) -> Explanation:
-        """What a mistake leaves. keep: whether it is kept if it comes closest, in a part too, unless its number was sought."""
+        """What a mistake leaves. keep: whether it is kept if it comes closest, in a part too. One whose number was sought, which takes away
+        other errors, is kept if it leaves little, and never for a part."""
         array = self.made(trial)
         if array is None:
             return Explanation(np.inf, False)
         found = self.explained(array, trial)
-        if keep and trial.number is None:
-            if trial.cause.fault and found.left < _LESS * self.nearest[0]:
+        if keep:
+            is_sure = trial.number is None or found.left <= _LITTLE * self.now
+            if is_sure and trial.cause.fault and found.left < _LESS * self.nearest[0]:
                 self.nearest = found.left, trial
-            if self.parts is not None and not _is_of_rows(trial.cause):
-                self.parts.compare(trial.cause, array)
+            if trial.number is None and self.parts is not None and not _is_of_rows(trial.cause):
+                self.parts.compare(trial.cause, array, trial.cause.id in OF_HEADS)
         return found
+
+    def leaves_noise(self, array: NDArray) -> bool:
+        """Whether what numbers with a mistake differ by is like the noise of fewer bits."""
+        return False
 
     @abstractmethod
     def facts(self) -> Cause | None:
@@ -295,12 +301,16 @@ class Search:
         if self.has_ended():
             return None
         left, trial = case.nearest
-        if trial is not None and left <= _MUCH * case.now:
-            if (cause := best(narrowed(case.span, trial))) is not None:
-                return cause
-            if left <= _NEARLY * case.now:
-                rest = f"what is left of the error, NMSE {left:.2g}, is no more than fewer bits leave"
-                return replace(trial.cause, text=f"{trial.cause.text}; {rest}")
+        if trial is not None and left <= _MUCH * case.now and (cause := best(narrowed(case.span, trial))) is not None:
+            return cause
+        whole = [
+            (case.explained(array, Trial(cause)).left, cause, array) for cause, array in fitted(case.theirs.astype(np.float64), case.value)
+        ]
+        if trial is not None and (array := case.made(trial)) is not None:
+            whole.append((left, trial.cause, array))
+        left, cause, array = min(whole, key=lambda one: one[0])
+        if left <= _NEARLY * case.now or (left <= _LITTLE * case.now and case.leaves_noise(array)):
+            return replace(cause, text=f"{cause.text}; what is left of the error, NMSE {left:.2g}, is no more than fewer bits leave")
         cause = best(cached_and_rounded(case.span))
         self._types.update(cause.text.split(AND) if cause is not None else ())
         return cause

@@ -9,12 +9,13 @@ from ... import spec
 from ...base.errors import listed
 from ..law.definition import score_scale
 from .structure import Numbers, loose_structure, structure
-from .wrong import FEW, ROWS, Array, Wrong, explains, least_to_largest, nearest_number, places_of, plain, rough, runs
+from .wrong import FEW, ROWS, Array, Wrong, explains, instead, least_to_largest, nearest_number, places_of, plain, rough, runs
 
 Seen = NDArray[np.bool_]
 
 _LEAST_WEIGHT = 1e-2  # that is read
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
+_FINE = 1e-4  # the same of weights: less is as other sums leave it
 _CERTAIN = 1e-3  # a weight whose logarithm is known
 _APART, _GAP = 1e-3, 1e-5  # of the largest number: what is between the two is neither there nor not
 _CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
@@ -23,7 +24,11 @@ _LEFT = 1e-4  # of the squares of logarithms
 _SAME = 2e-3  # relative: two that are one, behind logarithms
 _SPARE = 4  # numbers for each that is fitted
 _CLEAR = 6  # times what roundings make of a number
+_FEW_FOREIGN = 2  # values: later ones that are read are more, where there is no mask
+_PARALLEL = 0.1  # of a value: what is left of one that is read
 _STEPS = 40  # of a golden section
+_KNOTS = 33  # between which a function is a line
+_SMOOTH = 0.05  # of the error, left by such a function
 _MOST = 40  # positions whose weights are solved for
 
 
@@ -142,21 +147,46 @@ def foreign_values(wrong: Wrong) -> str | None:
     t = len(attended.values)
     if t < 2 or not attended.wrong.places.any():
         return None
-    sums = attended.theirs.swapaxes(0, 1)  # [H, T, K]
-    outside = np.stack([_outside(values, x) for values, x in zip(attended.values.swapaxes(0, 1), sums, strict=True)])
-    outside /= np.maximum(np.abs(sums).max(axis=(1, 2), keepdims=True), 1e-300)
-    sizes, noise = np.linalg.svd(outside, compute_uv=False), 8 * rough(attended.wrong.noise)
-    ranks, doubtful = ((sizes > max(least, noise)).sum(axis=1) for least in (_APART, _GAP))
+    outside, ranks, doubtful = _ranks_outside(attended)
     if ranks.max() == 0:
         return _loosely(attended)
     if (part := float(np.abs(outside).max())) < _COARSE:
         more = "" if attended.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
         return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
+    which, first = "values that are not of this sequence are summed too", int(wrong.wrong_rows[0])
     if t < len(wrong.theirs):  # these tokens may have read later ones
-        return f"outputs of the first {t} positions are no sums of their values"
+        fewer = attention(wrong, first + (c.head_dim - first) // 2)
+        outside, ranks, doubtful = _ranks_outside(fewer)
+        is_few = first > 0 and ranks.max() <= _FEW_FOREIGN and (ranks == doubtful).all()
+        if not is_few or _has_later(attention(wrong).values, outside, len(fewer.values)):
+            return f"outputs of the first {t} positions are no sums of their values"
+        which, t = f"at positions from {first} on {which}", len(fewer.values)
     if (ranks < doubtful).any() or ranks.min() == 0 or ranks.max() >= min(t, c.head_dim - t):
         return None
-    return f"values that are not of this sequence are summed too, {ranks.max()} of them: a cache slot that was not cleared, or another's"
+    return f"{which}, {ranks.max()} of them: a cache slot that was not cleared, of padding, or another's"
+
+
+def _ranks_outside(attended: Attention) -> tuple[Array, NDArray[np.intp], NDArray[np.intp]]:
+    """The part of each head's outputs that is no sum of its values [H, T, K], in units of the largest one; and its rank by head, [H] each:
+    of what is clear, and of what may be there."""
+    sums = attended.theirs.swapaxes(0, 1)  # [H, T, K]
+    outside = np.stack([_outside(values, x) for values, x in zip(attended.values.swapaxes(0, 1), sums, strict=True)])
+    outside /= np.maximum(np.abs(sums).max(axis=(1, 2), keepdims=True), 1e-300)
+    sizes, noise = np.linalg.svd(outside, compute_uv=False), 8 * rough(attended.wrong.noise)
+    clear, possible = ((sizes > max(least, noise)).sum(axis=1) for least in (_APART, _GAP))
+    return outside, clear, possible
+
+
+def _has_later(values: Array, outside: Array, t: int) -> bool:
+    """Whether what outputs of the first t tokens have outside of their values may be of a later value of the sequence, [T, H, K]."""
+    for own, rest in zip(values.swapaxes(0, 1), outside, strict=True):
+        later = _outside(own[:t], own[t:])
+        _, size, directions = np.linalg.svd(rest, full_matrices=False)
+        found = directions[size > _APART]
+        left = np.linalg.norm(later - later @ found.T @ found, axis=1)
+        if (left < _PARALLEL * np.linalg.norm(later, axis=1)).any():
+            return True
+    return False
 
 
 def _outside(values: Array, sums: Array) -> Array:
@@ -209,7 +239,7 @@ def wrong_weights(wrong: Wrong) -> str | None:
     attended = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
     solved = _Solved.of(attended)
     is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(attended.values)
-    if not is_told or (np.abs(solved.weights - solved.right) < _COARSE + _CLEAR * solved.spread).all():
+    if not is_told or (np.abs(solved.weights - solved.right) < _FINE + _CLEAR * solved.spread).all():
         return None
     if not explains(attended.outputs(solved.weights), attended.wrong.theirs, attended.wrong.value, wrong.noise):
         return None
@@ -248,7 +278,8 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
         return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
     more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
     each = np.median(more, axis=1)
-    is_one = np.abs(more / each[:, None] - 1) < 20 * _SAME + sure / np.abs(factor * (1 - factor))
+    right = seen / (seen + each[:, None])
+    is_one = np.abs(factor - right) < 20 * _SAME * right * (1 - right) + sure
     if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
         if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
             return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
@@ -313,13 +344,17 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
         keys -= np.median(keys)
         off = np.flatnonzero(np.abs(keys) > 5 * near)
         return f"a number is added to the scores of {runs('key', off)}, {least_to_largest(keys[off])}"
-    for size in range(t - 1, 1, -1):
-        part = ((np.arange(t) // size)[:, None] == np.arange(-(-t // size))).astype(np.float64)  # [T, parts]
-        mean = ((error * square) @ part) / np.maximum(square @ part, 1e-300)
-        left = float((((error - mean @ part.T) * precision) ** 2).sum())
-        if is_left(left, int((square @ part > 0).sum()) - heads * t) and left < 0.1 * before:
-            why = "as where parts of the softmax are joined by wrong largest scores"
-            return f"scores of each {size} keys are off by a number of each row, {why}"
+    below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
+    knots = np.linspace(below[usable].min(), 0, _KNOTS)
+    hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
+    if usable.sum() > _SPARE * (_KNOTS + heads * t):
+        design, y = np.stack([centred(hat)[usable] for hat in hats], axis=1), centred(error)[usable]
+        values = np.linalg.lstsq(design, y, rcond=1e-9)[0]
+        if ((y - design @ values) ** 2).sum() <= _SMOOTH * before:
+            said = [
+                f"{instead(np.exp(x + v - values[-1]), np.exp(x), 3)} at {x:.3g}" for x, v in list(zip(knots, values, strict=True))[::-8]
+            ]
+            return f"the exponentials are another function of scores below the largest: {listed(said[1:], FEW)}"
     if attended.wrong.model.config.score_cap is not None:
         return None
     products = np.einsum("thk,shk->khts", attended.queries, attended.keys) * score_scale(attended.wrong.model.config)

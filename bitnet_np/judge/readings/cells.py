@@ -18,6 +18,7 @@ Counts = NDArray[np.int64]
 
 _WHOLE = 0.05  # from a whole number
 _UNIQUE = 20  # times the least singular value: a null vector that is not alone says nothing
+_LEAST_PART = 1e-2  # of the count of the cell that is read most often: what is less is not read
 _LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
 
 
@@ -72,8 +73,9 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
     if sizes.size > 1 and sizes[-2] < _UNIQUE * sizes[-1]:
         return None
     solved = vectors[-1]
-    large = solved[np.abs(solved) > 0.1 * np.abs(solved).max()]
-    solved = solved / large[np.abs(large).argmin()]  # most cells are read once
+    read = solved[np.abs(solved) > _LEAST_PART * np.abs(solved).max()]
+    units = (np.median(read), read[np.abs(read).argmin()])  # most cells are read once, or one is
+    solved = min((solved / once for once in units), key=lambda x: float(np.abs(x - np.rint(x)).max()))
     whole = np.rint(solved)
     if np.abs(solved - whole).max() > _WHOLE or whole.min() < 0:
         return None
@@ -141,6 +143,11 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
         where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
         why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
         yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
+    ahead = extra & ~visible & (np.arange(len(off)) > np.arange(len(off))[:, None])
+    if len(np.unique(ahead.T[ahead.any(axis=0)], axis=0)) > FEW:
+        readers, distance = np.flatnonzero(ahead.any(axis=1)), max(s - t for t, s in np.argwhere(ahead))
+        yield f"{runs('position', readers)} read tokens ahead of them, up to {distance} ahead: the mask"
+        extra &= ~ahead
     for marked, rule in (
         (lost, "not read by {}: the mask, or slots of the cache that are lost"),
         (extra & ~visible, "read by {}, which must not see {them}: the mask"),

@@ -33,7 +33,7 @@ def never_written(wrong: Wrong) -> str | None:
     if wrong.theirs[np.ix_(rows, columns)].any():
         return f"all wrong numbers are 0, at {runs('position', rows)}: never written"
     of = "each position" if rows.size == len(wrong.places) else runs("position", rows)
-    return f"{runs('element', columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"
+    return f"{wrong.in_units(columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"
 
 
 def few_places(wrong: Wrong) -> str | None:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..law.definition import matrix_product
-from ..law.expression import tensor, value_of
+from ..law import formats
+from ..law.definition import NORM_WEIGHT, matrix_product
+from ..law.expression import tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
 from .wrong import FEW, Indices, Wrong, matched, moves_in_words, nearest, rough, runs, runs_and_verb, sources
 
@@ -77,6 +79,41 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
     return ", and ".join(texts) or None
 
 
+def added_rows(wrong: Wrong) -> str | None:
+    """The tensor whose rows are added to the result, or to the input of a norm, as by a buffer that was not cleared."""
+    rows, leaves = wrong.wrong_rows[:_MOST], tensors(wrong.operation.tree)
+    error = wrong.theirs[rows] - wrong.value[rows]
+    normed, gain = wrong.step("the normed numbers"), wrong.step(NORM_WEIGHT)
+    for where in ("the result", "its input"):
+        known = error[:, None]
+        if where == "its input":
+            if len(leaves) != 1 or normed is None or gain is None or np.shape(wrong.steps[gain]) != wrong.theirs.shape[1:]:
+                return None
+            known = np.stack([wrong.theirs[rows] / wrong.steps[gain], wrong.inputs[0][rows]], axis=1)  # what is added lies in their plane
+        plane = np.linalg.qr(known.swapaxes(1, 2))[0]  # [n, D, 1 or 2]
+        for key, other in wrong.tensors.items():
+            if other.shape[1:] != wrong.theirs.shape[1:] or other.dtype.kind != "f" or key == wrong.key:
+                continue
+            size = np.linalg.norm(other, axis=1)  # [S]
+            along = np.linalg.norm(np.einsum("sd,ndk->nsk", other, plane), axis=2)  # [n, S]
+            away = np.sqrt(np.maximum(size**2 - along**2, 0)) / np.maximum(size, 1e-300)
+            shifts, often = np.unique(away.argmin(axis=1) - rows, return_counts=True)
+            source = rows + shifts[often.argmax()]
+            if (
+                source.min() < 0
+                or source.max() >= len(other)
+                or (where == "the result" and away[np.arange(len(rows)), source].max() > _NEAR)
+            ):
+                continue
+            more = np.zeros(wrong.theirs.shape)
+            more[rows] = other[source]
+            computed = wrong.value + more if where == "the result" else wrong.with_step(leaves[0], wrong.inputs[0] + more)
+            if wrong.rows(rows).accounts(computed[rows]):
+                of, at = runs("position", source), runs("position", rows)
+                return f"{key.place} of {of} is added to {where} at {at}" + ": a buffer that was not cleared" * (of != at)
+    return None
+
+
 def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
     """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
     numbers = raw[key]
@@ -137,6 +174,20 @@ def tokens(wrong: Wrong) -> str | None:
     every = zip(rows, found, wrong.inputs[0].astype(np.int64)[rows], strict=True)
     texts = [f"position {t} has the row of token {n} instead of {own}" for t, n, own in every if n != own]
     return f"rows of other tokens: {listed(texts, FEW)}" if texts else None
+
+
+def choices(wrong: Wrong) -> str | None:
+    """The rule by which a router has chosen experts: by rounded numbers, of which several are equal, or by the smallest ones."""
+    logits, theirs = wrong.inputs[0], np.rint(wrong.theirs)
+    numbers = {"probabilities": spec.softmax(logits), "logits": logits}
+    rules = {f"their {what} rounded to {kind}": formats.EACH[kind](x) for what, x in numbers.items() for kind in formats.EACH}
+    rules |= {"the smallest logits": -logits, "the magnitude of logits": np.abs(logits)}
+    for words, x in rules.items():
+        for equal, order in (("first", slice(None)), ("last", slice(None, None, -1))):
+            chosen = spec.top_experts(x[:, order], theirs.shape[1])
+            if np.array_equal(chosen if equal == "first" else x.shape[1] - 1 - chosen, theirs):
+                return f"experts are chosen by {words}" + f", of equal ones the {equal}" * ("rounded" in words)
+    return None
 
 
 def experts(wrong: Wrong) -> str | None:

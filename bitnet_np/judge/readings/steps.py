@@ -30,7 +30,7 @@ _NEAR_FACTOR = 1e-3  # of a factor
 _FEW_FACTORS = 3  # factors that are said one by one
 _LEFT = 1e-3  # of the error
 _CONDITION = 1e4  # of a matrix: behind a worse one roundings hide its input
-_PARTS = (2, 4, 8)  # of the outputs, each of which a rank may compute by itself
+_PARTS = (2, 4, 8)  # of the outputs, or of the positions, each of which a rank may compute by itself
 
 
 class _Step(NamedTuple):
@@ -57,10 +57,14 @@ def wrong_step(wrong: Wrong) -> str | None:
                 return text
             if step.node is wrong.operation.tree:
                 continue
+            how = None
             if not step.is_sure and np.shape(step.needed) == np.shape(right):  # whatever it is, it gives the output
                 how = _structure(step.node, step.needed, np.asarray(right), wrong)
-                if how is not None:
-                    return f"{step.node.noun}: {how}; all other steps are right"
+            elif np.shape(right) == (len(wrong.theirs), 1) and wrong.wrong_columns.size == 1 and step.needed.shape == wrong.theirs.shape:
+                how = _structure(step.node, step.needed[:, wrong.wrong_columns], np.asarray(right), wrong)
+                how = how and f"at {runs('element', wrong.wrong_columns)}: {how}"
+            if how is not None:
+                return f"{step.node.noun}: {how}; all other steps are right"
             solved = step.needed if step.is_sure else _solved(step, np.asarray(right))
             if solved is None:
                 continue
@@ -212,21 +216,23 @@ def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
     if step.node.kind != "matmul" or not step.node.inputs[1].is_matrix:
         return None
     x, matrix = (values[child] for child in step.node.inputs)
-    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    every = wrong.wrong_rows, wrong.wrong_columns
 
-    def summed(columns: Indices) -> str | None:
+    def summed(rows: Indices, columns: Indices) -> str | None:
         columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
         return _summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
 
     where = parts_of(wrong.places, _MOSTLY)
-    text = summed(columns)
+    text = summed(*every)
     if text is not None:
         return text if not where else f"at {' and '.join(where)}: {text}"
-    for count in (n for n in _PARTS if matrix.shape[0] % n == 0):
-        some = [part for part in np.split(np.arange(matrix.shape[0]), count) if np.isin(part, columns).any()]
-        texts = [summed(columns[np.isin(columns, part)]) for part in some]
-        if len(some) > 1 and None not in texts:
-            return "; ".join(f"at {runs('element', part)}: {text}" for part, text in zip(some, texts, strict=True))
+    for axis, what, size in ((1, "element", matrix.shape[0]), (0, "position", len(x))):
+        for count in _PARTS:
+            parts = [part for part in np.array_split(np.arange(size), count) if np.isin(part, every[axis]).any()]
+            own = [every[axis][np.isin(every[axis], part)] for part in parts]
+            texts = [summed(*(some if i == axis else every[i] for i in (0, 1))) for some in own]
+            if len(parts) > 1 and None not in texts:
+                return "; ".join(f"at {runs(what, part)}: {text}" for part, text in zip(parts, texts, strict=True))
     return None
 
 

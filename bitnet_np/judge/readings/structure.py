@@ -33,6 +33,7 @@ from .wrong import (
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
 _SAME = 1e-4  # relative: two factors that are one
+_STILL = 1e-3  # of the largest factor: less is 0 but for roundings
 _GROUPS = 3  # factors that are said one by one
 _RATIOS = 32  # numbers with a ratio, of which few are different
 _MANY = 500  # numbers that show a function
@@ -127,7 +128,9 @@ def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | Non
     found = sources(right, theirs[off], near)
     if found is None:
         return None
-    source[off] = found
+    shifts, often = np.unique(found - off, return_counts=True)  # some slices may be alike: one shift says more than several
+    shifted = np.clip(off + shifts[often.argmax()], 0, len(right) - 1)
+    source[off] = shifted if (np.abs(right[shifted] - theirs[off]) <= near).all() else found
     return source
 
 
@@ -241,9 +244,9 @@ def times(factor: float) -> str:
 
 def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray[np.intp]]:
     """Some of the numbers, those together that are the same."""
-    groups: list[NDArray[np.intp]] = []
+    groups, least = list[NDArray[np.intp]](), _STILL * np.abs(numbers).max(initial=0) + 1e-300
     while some.size and len(groups) <= _GROUPS:
-        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * near * max(1e-300, abs(numbers[some[0]]))
+        same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * near * max(least, abs(numbers[some[0]]))
         groups.append(some[same])
         some = some[~same]
     return groups

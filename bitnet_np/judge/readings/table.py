@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ...traces.points import FIELDS, POOLED, SLOTS
+from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
 from ..mistakes.mistake import Cause
-from . import attention, cells, elements, others, rotations, steps
+from . import attention, cells, elements, mixes, others, rotations, steps
 from .wrong import Wrong
 
 
@@ -18,6 +18,7 @@ class Reading(NamedTuple):
 
 
 FACTS = (
+    Reading("choices", (TOP_EXPERTS,), others.choices),
     Reading("one_number", (), elements.one_number),
     Reading("never_written", (), elements.never_written),
     Reading("rows", (), others.rows_of_others),
@@ -36,8 +37,11 @@ READINGS = (
     Reading("cells", ("kqv_out",), cells.cells),
     COLUMNS,
     Reading("heads", ("kqv_out",), attention.other_heads),
+    Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
+    Reading("parts", ("kqv_out",), mixes.joined_parts),
     Reading("weights", ("kqv_out",), attention.wrong_weights),
+    Reading("held", ("kqv_out",), mixes.held_cells),
     Reading("own_values", ("kqv_out",), attention.wrong_values),
     Reading("structure", (), steps.structure_of_all),
     Reading("values", ("kqv_out",), attention.foreign_values),

@@ -74,6 +74,11 @@ class Wrong:
         size = self.model.config.head_dim
         return size if self.key.name in HEADS and self.theirs.shape[1] % size == 0 else 1
 
+    def in_units(self, columns: Indices) -> str:
+        """The heads that some elements are, in words, or the elements, where these are no whole heads."""
+        heads = np.unique(columns // self.head_dim)
+        return runs("head", heads) if columns.size == heads.size * self.head_dim > heads.size else runs("element", columns)
+
     @cached_property
     def wrong_rows(self) -> Indices:
         """The rows with a wrong element."""
