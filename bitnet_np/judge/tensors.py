@@ -277,7 +277,7 @@ class TensorJudge:
         """Several operations by the reach of roundings, and by the mistakes that are smaller."""
         judged, value, reach = self._by_reach(span, theirs)
         if reach is not None and not self.types.strict:
-            self.residuals[judged.key] = self._residual_across(value, theirs, reach)
+            self.residuals[judged.key] = self._residual_across(span, value, theirs, reach)
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
             self.search.begin_unlimited()
@@ -286,12 +286,17 @@ class TensorJudge:
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
         return judged
 
-    def _residual_across(self, value: Array, theirs: Array, reach: Reach) -> Residual:
-        """The error of several operations as noise: how many times as far as float16 it reaches."""
-        errors = position_errors(value, theirs)
-        level, noisy = across(errors, reach)
-        verdict, odd, _ = close(value, theirs, noisy)
-        return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else odd_across(errors, noisy.positions, level))
+    def _residual_across(self, span: list[Operation], value: Array, theirs: Array, reach: Reach) -> Residual:
+        """The error of several operations as noise: how many times as far as float16 it reaches.
+
+        Noise of attention alone, as of a coarse cache, has other positions than noise of all: the first ones average fewest values.
+        """
+        own = _noise_across(value, theirs, reach)
+        attention = [site for site in span if site.key.name == "kqv_out"]
+        alone = self._narrow(span, value, attention) if own.odd and attention else None
+        if alone is None or not alone.any() or _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
+            return own
+        return own._replace(odd="")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""
@@ -334,14 +339,19 @@ class TensorJudge:
 
     def _reach(self, span: list[Operation], value: Array) -> Reach | None:
         """The reach of roundings in every tensor of a span; None if their numbers leave float32's range on the way."""
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                narrow = position_errors(value, self.values(span, {o.key: partial(self._rounded, o) for o in span})[span[-1].key])
-        except FloatingPointError:
+        if (narrow := self._narrow(span, value, span)) is None:
             return None
         reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
         other = self._other_choices(span, value, several=True)
         return reach if other is value else replace(reach, choices=position_errors(value, other))
+
+    def _narrow(self, span: list[Operation], value: Array, sites: list[Operation]) -> Array | None:
+        """The NMSE at each position of a span in which these operations round their outputs; None if numbers leave float32's range."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return position_errors(value, self.values(span, {o.key: partial(self._rounded, o) for o in sites})[span[-1].key])
+        except FloatingPointError:
+            return None
 
     def _rounded(self, site: Operation, values: Values) -> Array:
         """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
@@ -514,6 +524,13 @@ class TensorCase(Case):
         if self.part is None:
             return relative_error(array, self.theirs)
         return relative_error(self.part.cut(array), self.part.cut(self.theirs))
+
+
+def _noise_across(value: Array, theirs: Array, reach: Reach) -> Residual:
+    errors = position_errors(value, theirs)
+    level, noisy = across(errors, reach)
+    verdict, odd, _ = close(value, theirs, noisy)
+    return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else odd_across(errors, noisy.positions, level))
 
 
 class _Theirs(dict[Key, NDArray]):

@@ -69,7 +69,7 @@ class Residual(NamedTuple):
     @property
     def may_be_format(self) -> bool:
         """Whether a format may have made it that is too coarse to be believed, and has to be known by its numbers."""
-        return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and self.most < self.level <= COARSEST
+        return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and 0 < self.level <= COARSEST
 
     def is_like(self, other: "Residual") -> bool:
         """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
