@@ -4,6 +4,7 @@ Searches are cut off (budget=0): verdicts and places do not hang on them.
 """
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import Engine, bfloat16
-from scripts.judging.policies import TUNED, UNSEEN, Dense
+from scripts.judging.policies import TUNED, UNSEEN, Dense, scaled
 
-MODEL = random_model(1, family="qwen2", n_layers=3, width=64, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=96)
+SHAPE = {"family": "qwen2", "n_layers": 3, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 96}
+MODEL = random_model(1, **SHAPE)
 IDS = np.random.default_rng(0).integers(0, MODEL.config.vocab, 20)
 LOGITS = Key("result_output", None)
 BASES = ("TF32 by truncation", "bfloat16 operands", "int8 rows", "MXFP8")
@@ -77,6 +79,34 @@ def test_right_engines_pass_whatever_their_format(policy):
 @pytest.mark.parametrize("policy", sorted(BETWEEN_LAYERS))
 def test_right_engines_pass_by_the_outputs_of_layers(policy):
     assert_right(policy, ("l_out", "result_output"), policy in COARSE_BETWEEN_LAYERS)
+
+
+def between_layers(engines, ids, model=MODEL, **policy):
+    """The report on the outputs of layers of an engine that has another model, or rounds so."""
+    points = Dense(engines, ids, **policy).run()
+    return check(
+        model, ids, Trace({key: points[key] for key in points if key.name in ("l_out", "result_output")}, None, "dump"), budget=0.0
+    )
+
+
+def test_the_format_of_one_span_is_sought():
+    """No other tensor has the noise of the embedding."""
+    report = between_layers(replace(MODEL, token_embd=scaled("int8")(MODEL.token_embd)), IDS)
+    assert report.verdict == Verdict.NARROW
+    assert "at inp_embd: the embedding's table: rounded to int8 with a scale for each row" in report.reason
+
+
+def test_attention_alone_may_be_noisy():
+    """The first positions average the fewest values, and are off by more than noise of all operations makes them."""
+
+    def passes(seed):
+        rng = np.random.default_rng(seed)
+        model, ids = random_model(seed, **SHAPE), rng.integers(0, SHAPE["vocab"], 60)
+        level = lambda x: 2.0**-9 * np.sqrt((x**2).mean())  # noqa: E731
+        noisy = lambda x: (x + level(x) * rng.standard_normal(x.shape)).astype(np.float32)  # noqa: E731
+        return between_layers(model, ids, model, v=noisy).verdict == Verdict.NARROW
+
+    assert sum(map(passes, range(8))) >= 7  # in the other one, attention to few values makes one position stand out
 
 
 def test_noise_is_wrong_where_only_what_is_declared_is_right():

@@ -68,7 +68,7 @@ class Residual(NamedTuple):
 
     @property
     def may_be_format(self) -> bool:
-        """Whether a format may have made it that is too coarse to be believed, and has to be known by its numbers."""
+        """Whether a format may have made it that has to be known by its numbers: too coarse to be believed, or in this tensor alone."""
         return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and 0 < self.level <= COARSEST
 
     def is_like(self, other: "Residual") -> bool:
