@@ -440,8 +440,9 @@ class TensorJudge:
 
     def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
-        if cause is None and not self.types.strict and self.residuals[judged.key].may_be_format:
-            return replace(judged, reason=f"{judged.reason}; {doubt(self.residuals[judged.key].level)}")
+        own = self.residuals[judged.key]
+        if cause is None and not self.types.strict and own.may_be_format and own.level > own.most:
+            return replace(judged, reason=f"{judged.reason}; {doubt(own.level)}")
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict or self._is_too_coarse(judged):
             return explained
