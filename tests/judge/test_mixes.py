@@ -173,7 +173,7 @@ def test_the_rule_by_which_experts_are_chosen_is_told(what, equal, kind):
     x = EACH[kind](spec.softmax(logits) if what == "probabilities" else logits)
     taken = ROUTED[Key("ffn_moe_topk", 1)]
     chosen = spec.top_experts(x, taken.shape[1]) if equal == "first" else 7 - spec.top_experts(x[:, ::-1], taken.shape[1])
-    assume((chosen != taken).any())
+    assert (chosen != taken).any()
     said = read_off(EXPERTS, np.arange(90), ROUTED, Key("ffn_moe_topk", 1), chosen.astype(np.float64))
     assert re.fullmatch(rf"experts are chosen by their (probabilities|logits) rounded to {kind}, of equal ones the (first|last)", said)
     for words, by in (("the smallest logits", -logits), ("the magnitude of logits", np.abs(logits))):
