@@ -155,7 +155,7 @@ def catalogue() -> Iterator[tuple[str, str, str]]:
         text = said[mistake.id] if mistake in CATALOGUE else described(mistake.edit.partition(": ")[0])
         yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):
-        yield f"read.{reading.id}", (reading.read.__doc__ or "").split(".")[0].replace("\n    ", " "), "a tensor"
+        yield f"read.{reading.id}", " ".join((reading.read.__doc__ or "").split(".")[0].split()), "a tensor"
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------

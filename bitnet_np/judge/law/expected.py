@@ -6,7 +6,8 @@ running_error.py says how they add up.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,9 +79,14 @@ def rounding(effect: Any, times: Any = 1, shared: float = 1.0) -> Error:
     return Error(worst, worst * effect, 0.0, shared)
 
 
+def in_turn(numbers: Iterable[Any]) -> Any:
+    """The sum of some numbers, one after the other: from Python 3.12 on, `sum` adds floats up more exactly."""
+    return reduce(operator.add, numbers)
+
+
 def added(*errors: Error) -> Error:
     """Errors that add up."""
-    reach = sum(error.reach for error in errors)
+    reach = in_turn(error.reach for error in errors)
     some = [error for error in errors if not error.is_none]
     if len(some) < 2:
         return (some or errors)[0]._replace(reach=reach)
@@ -89,7 +95,7 @@ def added(*errors: Error) -> Error:
     shared = float(times[0])
     if len(set(times)) > 1:
         means = [float(np.mean(error.square)) for error in some]
-        shared = sum(map(operator.mul, means, times)) / sum(means) if any(means) else 1.0
+        shared = in_turn(map(operator.mul, means, times)) / in_turn(means) if any(means) else 1.0
     return Error(sum(e.worst for e in some), sum(e.square for e in some), reach, shared)
 
 
