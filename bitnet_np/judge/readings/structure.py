@@ -107,6 +107,8 @@ def _elsewhere(n: Numbers) -> str | None:
         return None
 
     off, last = np.flatnonzero(source != np.arange(source.size)), n.right.shape[-1]
+    if off.size > _FITTED and (source[off] == source[off[0]]).all():  # a limit, which a right number happens to have
+        return None
     ends = np.flatnonzero((np.diff(source[off]) != 0) | (off[1:] // last != off[:-1] // last)) + 1
 
     def place(some: NDArray[np.intp]) -> str:
