@@ -39,7 +39,6 @@ class Format:
     """A format, with its reader and its writer; None where it has none."""
 
     name: str
-    summary: str
     suffix: str  # files with this suffix are written in this format by default; "" stands for none
     read: Callable[..., Any] | None  # of a path, and of what it needs: Labelled, and a Trace where it needs tokens
     writer: Output | None
@@ -56,26 +55,24 @@ _START = 1 << 18
 
 _SOME, _HASHES = "llama-eval-callback prints some numbers of each tensor only", "records of BitNet-rs hold hashes and no values"
 _TOP = "its JSON holds the largest logits or log-probabilities only"
-_BARE, _LOGITS = "bare float32 logits, if the name ends in .f32 or the format is given", frozenset({"result_output"})
+_LOGITS = frozenset({"result_output"})
 _TABLE = (
-    Format("npz", "NumPy archive, an array for each label", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
-    Format(
-        "npy", "folder of NumPy files, one for each label", "", npy.read_folder, Output(npy.write_folder, folder=True, holds_tokens=True)
-    ),
-    Format("safetensors", "a tensor for each label", ".safetensors", safetensors.read, Output(safetensors.write, holds_tokens=True)),
-    Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
-    Format("aprt", "folder of aprender's stage files", "", aprt.read, Output(aprt.write, frozenset(aprt.THEIRS), folder=True), "tokens"),
-    Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None, "tokens"),
-    Format("llama-logits", "llama.cpp's --kl-divergence-base", ".kld", llama_logits.read, Output(llama_logits.write, _LOGITS), "tokens"),
-    Format("logits", "one .npy of logits", ".npy", npy.read_logits, Output(npy.write_logits, _LOGITS)),
-    Format("raw", _BARE, ".f32", npy.read_bare, Output(npy.write_bare, _LOGITS), "shape"),
-    Format("text", "logits as text, a row or a number a line", "", text.read, None, "shape"),
-    Format("json", "JSON object of arrays by label", "", json_arrays.read, None),
-    Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None, partial=_SOME),
-    Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, None, partial=_HASHES),
-    Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
-    Format("bitnet-rs-logits", "BitNet-rs's JSON with the largest logits of each step", "", None, None, partial=_TOP),
-    Format("server-answer", "a server's answer with log-probabilities, saved as it came", "", None, None, partial=_TOP),
+    Format("npz", ".npz", npy.read_npz, Output(npy.write_npz, holds_tokens=True)),
+    Format("npy", "", npy.read_folder, Output(npy.write_folder, folder=True, holds_tokens=True)),
+    Format("safetensors", ".safetensors", safetensors.read, Output(safetensors.write, holds_tokens=True)),
+    Format("torch", "", torch_file.read, None),
+    Format("aprt", "", aprt.read, Output(aprt.write, frozenset(aprt.THEIRS), folder=True), "tokens"),
+    Format("nodes", "", nodes.read, None, "tokens"),
+    Format("llama-logits", ".kld", llama_logits.read, Output(llama_logits.write, _LOGITS), "tokens"),
+    Format("logits", ".npy", npy.read_logits, Output(npy.write_logits, _LOGITS)),
+    Format("raw", ".f32", npy.read_bare, Output(npy.write_bare, _LOGITS), "shape"),
+    Format("text", "", text.read, None, "shape"),
+    Format("json", "", json_arrays.read, None),
+    Format("eval-callback", "", None, None, partial=_SOME),
+    Format("bitnet-rs", "", None, None, partial=_HASHES),
+    Format("bitnet-rs-lines", ".jsonl", None, Output(bitnet_rs.write), partial=_HASHES),
+    Format("bitnet-rs-logits", "", None, None, partial=_TOP),
+    Format("server-answer", "", None, None, partial=_TOP),
 )
 
 COMPLETIONS = {"bitnet-rs-logits": bitnet_rs_logits.read, "server-answer": server_answer.read}
