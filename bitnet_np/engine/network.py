@@ -425,6 +425,8 @@ def _mixture(step: _Step, source: _Input) -> Array:
     (logits,) = step.linears(source, ffn_moe_logits=w.ffn_gate_inp)
     experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
     weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
+    if len(source.x) == 1 and ops.repeats and not step.observed:
+        return _mixture_of_row(step, source.x, experts, weights)
     taken = _Slots(step.runtime, experts, w.experts)
     gate, up = (step.note(f"ffn_moe_{name}", taken.products(source.x, source.codes, f"ffn_{name}")) for name in ("gate", "up"))
     flat = (-1, gate.shape[2])
@@ -432,6 +434,23 @@ def _mixture(step: _Step, source: _Input) -> Array:
     hidden = step.note("ffn_moe_swiglu", hidden).reshape(flat)
     y = step.note("ffn_moe_down", taken.products(hidden, lambda: ops.quantize(hidden), "ffn_down"))
     return step.note("ffn_moe_out", ops.mix(y, weights))
+
+
+def _mixture_of_row(step: _Step, x: Array, experts: Array, weights: Array) -> Array:
+    """The weighted sum of the experts of one token, launch by launch, so that it can be recorded: [1, D], [1, k] x 2 -> [1, D]."""
+    out = cpu.empty(x.shape)
+    for slot in range(experts.shape[1]):
+        cpu.choose(experts[0, slot : slot + 1], len(step.weights.experts), partial(_mix_in, step, x, weights, slot, out))
+    return out
+
+
+def _mix_in(step: _Step, x: Array, weights: Array, slot: int, out: Array, number: int) -> None:
+    """Add what one expert makes of a token to the weighted sum of the slots before."""
+    c, expert = step.runtime.model.config, step.weights.experts[number]
+    gate, up = step.linears(_Input(step, "", x), gate=expert.ffn_gate, up=expert.ffn_up)
+    hidden = _gated(c.activation, gate, up, step.runtime.dialect, step.runtime.ops)
+    (y,) = step.linears(_Input(step, "", hidden), down=expert.ffn_down)
+    cpu.mix_in(y, weights, slot, out)
 
 
 def _shared_expert(step: _Step, source: _Input) -> Array:

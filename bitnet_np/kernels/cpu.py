@@ -16,12 +16,12 @@ from . import scalar
 from .attention import attend, attend_float16, attend_masked
 from .cache.private_parts import gone
 from .checks import has_code_three, has_non_finite
-from .experts import expert_weights, mix, sigmoid_gate, top_experts
+from .experts import expert_weights, mix, mix_in, sigmoid_gate, top_experts
 from .floats import embed, matmul
 from .ggml.blocks import embed as embed_blocks
 from .ggml.blocks import matmul as matmul_blocks
 from .ggml.blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
-from .launching import Floats, looked_at, rule
+from .launching import Floats, choose, looked_at, rule
 from .roundings import round_as
 from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, take
 from .storage import HOST, HostStorage

@@ -25,7 +25,7 @@ def _top_experts(team, logits, out):
 
 def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> [R, k]
     """The experts with the k largest logits, largest first; of equal logits the lower number comes first."""
-    out = np.empty((len(logits), k), np.int32)
+    out = empty((len(logits), k), np.int32)
     launch(_top_experts, logits.size * k, logits, out)
     return out
 
@@ -75,6 +75,19 @@ def mix(y: Floats, weights: Floats) -> Floats:  # [R, k, D], [R, k] -> [R, D]
     out = empty((y.shape[0], y.shape[2]))
     launch(_mix, y.size, y, weights, out)
     return out
+
+
+@parallel
+def _mix_in(team, y, weights, slot, out):
+    for r in shared(team, y.shape[0]):
+        for i in range(y.shape[1]):
+            product = np.float32(y[r, i] * weights[r, slot])
+            out[r, i] = product if slot == 0 else np.float32(out[r, i] + product)
+
+
+def mix_in(y: Floats, weights: Floats, slot: int, out: Floats) -> None:  # [R, D], [R, k], [R, D]
+    """`mix` slot by slot: add the results of one slot, times their weights, to those of the slots before."""
+    launch(_mix_in, y.size, y, weights, slot, out)
 
 
 @parallel

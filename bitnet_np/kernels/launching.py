@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .cache.disk_cache import compiled, serial
 from .cache.disk_cache import inlined as inlined  # for kernels
 from .cache.disk_cache import rule as rule
-from .fast.team import LINE, call_member, code_address, run_job, run_team
+from .fast.team import LINE, call_member, code_address, number_at, run_job, run_team
 from .fast.team import shared as shared  # for kernels
 from .float_state import in_default_state, is_default
 from .sharing import Sharing
@@ -117,6 +117,9 @@ class Observer(Protocol):
     def looked_at(self) -> None:
         """Python looks at a result, which may decide what is launched next."""
 
+    def chosen(self, number: NDArray[np.int32], count: int, branch: Callable[[int], None]) -> None:
+        """A result below `count`, an array of one number, decides which launches come next: those of branch(number)."""
+
 
 class _ThisThread(threading.local):
     observer: Observer | None = None
@@ -177,15 +180,37 @@ def looked_at() -> None:
         _this_thread.observer.looked_at()
 
 
+def choose(number: NDArray[np.int32], count: int, branch: Callable[[int], None]) -> None:
+    """branch(number), for a result of kernels below `count`: an array of one number. All branches launch equally many kernels."""
+    if _this_thread.observer is None:
+        branch(int(number[0]))
+    else:
+        _this_thread.observer.chosen(number, count, branch)
+
+
 @serial
-def _run_jobs(jobs):
-    for i in range(jobs.size):
-        run_job(jobs[i])
+def _run_steps(steps, jobs, place):
+    for i in range(place[0], len(steps)):
+        first, count, number = steps[i]
+        place[0] = i
+        if number:
+            first += count * number_at(number)
+        if not jobs[first]:
+            return
+        for job in range(first, first + count):
+            run_job(jobs[job])
+    place[0] = len(steps)
 
 
-def launch_again(jobs: Ints) -> None:
-    """Run kernels that were launched before, in their order, by the addresses of their jobs."""
-    in_default_state(_by_team, jobs.size, _run_jobs, jobs)
+def launch_again(steps: Ints, jobs: Ints, begin: int) -> int:
+    """Run kernels that were launched before, from a step on. Returns the number of steps, or the first step whose jobs are not known.
+
+    steps [n, 3]: the first job of each, how many there are, and 0, or the address of an int32 that says after how many times as many jobs
+    the first one comes. jobs: their addresses, 0 where a job is not known.
+    """
+    place = np.array([begin])
+    in_default_state(_by_team, len(steps), _run_steps, steps, jobs, place)
+    return int(place[0])
 
 
 def read_only(array: NDArray) -> NDArray:

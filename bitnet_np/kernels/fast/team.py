@@ -172,6 +172,12 @@ def run_job(typing_context, job):
     return types.none(types.int64), codegen
 
 
+@emitted(returns=types.int64)
+def number_at(b, address):
+    """The int32 number at an address."""
+    return b.sext(b.load(b.pointer(address), I32), I64)
+
+
 def _without_owners(b: Emitter, kind: types.Type, value: ir.Value) -> ir.Value:
     """An argument with none of Python's owners of arrays: kernels count no references to their arguments."""
     if isinstance(kind, types.Array):
