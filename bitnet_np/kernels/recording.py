@@ -62,8 +62,9 @@ class Recording:
         self.is_whole = False
 
     def chosen(self, number: NDArray[np.int32], count: int, branch: Callable[[int], None]) -> None:
-        self.is_whole = self.is_whole and self._is_known(number)
-        self._launches.append(_Choice(number, count, branch, len(self._launches_of(branch, int(number[0])))))
+        launches = self._launches_of(branch, int(number[0]))
+        self.is_whole = self.is_whole and self._is_known(number) and len(launches) > 0
+        self._launches.append(_Choice(number, count, branch, len(launches)))
 
     def _launches_of(self, branch: Callable[[int], None], number: int) -> list[Any]:
         before, self._launches = self._launches, []

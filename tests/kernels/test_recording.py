@@ -133,3 +133,13 @@ def test_a_choice_by_what_no_launch_computes_is_not_recorded():
         return Chooser()(x, numbers + 1)
 
     assert not Recording(by_numpy, [np.ones(1), np.array([0, 1], np.int32)], []).is_whole
+
+
+def test_a_choice_without_launches_is_not_recorded():
+    def choosing(x, number):
+        out = empty((1,), np.float64)
+        launch(multiply, 1, x, FACTORS[:1], out)
+        choose(number, 4, lambda chosen: None)
+        return out
+
+    assert not Recording(choosing, [np.ones(1), np.array([0], np.int32)], []).is_whole
