@@ -13,8 +13,9 @@ from ..traces.points import Key
 from . import progress
 from .arguments import dialect_of
 from .inputs import opened
+from .inspect import short
 from .nll import kl_facts
-from .printing import answer, fitted, short, width
+from .printing import answer, fitted, width
 
 COSTLIEST = 10  # tensors, and matrices, that are listed
 

@@ -1,7 +1,6 @@
 """Attention of rows over the keys and values of a cache, in chunks of keys by absolute position."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +16,46 @@ CHUNK = 64
 
 
 def attend(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    window: int | None = None,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there; later ones do not count."""
-    return _by_rows(_attended, q, k, v, slot, _causal(position, window), _causal(position, None) == 0, scale, cap)
+    """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there;
+    later ones do not count."""
+    bias, counted = _causal(position, window), _causal(position, None) == 0
+    return _by_rows(_attended, q, k, v, slot, bias, counted, scale, cap)
 
 
 def attend_float16(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    window: int | None = None,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""
+    """Probabilities normalised and rounded to float16; their sum before, and the sum over values,
+    in float64 and in key order."""
     bias = _causal(position, window)
     return _by_rows(_attended_in_float16, q, k, v, slot, bias, bias == 0, scale, cap)
 
 
 def attend_masked(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, mask: Floats, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    mask: Floats,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2, [1 or B, T, n] -> [R, H, K]
     """Row r adds mask[slot[r] or 0, position[r]] to its scores. A row that sees no key gives zeros."""
     bias = mask[np.minimum(slot, len(mask) - 1), position]
@@ -46,15 +69,25 @@ def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
     return np.where(seen, f32(0), f32(-np.inf))
 
 
-def _by_rows(attention: Callable[..., Floats], q: Floats, k: NDArray, v: NDArray, slot: Places, *rest: Any) -> Floats:
-    """Attention of some rows at a time: no row depends on another. rest: bias and counted [R, n], scale, cap."""
-    bias, counted, scale, cap = rest
+def _by_rows(
+    attention: Callable[..., Floats],
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    bias: Floats,
+    counted: Flags,
+    scale: Scalar,
+    cap: Scalar,
+) -> Floats:
+    """Attention of some rows at a time: no row depends on another. bias, counted: [R, n]."""
     scale = f32(1) / np.sqrt(f32(q.shape[2])) if scale is None else scale
     rows = parts(len(q), CHUNK * q.shape[1])
-    return np.concatenate([attention(q[some], k, v, slot[some], bias[some], counted[some], scale, cap) for some in rows])
+    return np.concatenate([attention(q[r], k, v, slot[r], bias[r], counted[r], scale, cap) for r in rows])
 
 
-def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # [B, S, G, K], [R], [n], H -> [R, n, H, K]
+def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:
+    # [B, S, G, K], [R], [n], H -> [R, n, H, K]
     """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
     rows = array[slot[:, None], keys]
     rows = (rows.view(np.float16) if rows.dtype == np.int16 else rows).astype(f32)
@@ -62,23 +95,36 @@ def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # 
 
 
 @np.errstate(all="ignore")
-def _scores(q: Floats, k: NDArray, slot: Places, keys: Places, bias: Floats, scale: f32, cap: Scalar) -> Floats:
-    # [R, H, K], [B, S, G, K], [R], [n], [R, n] -> [R, n, H], -infinity where a key is not seen
+def _scores(
+    q: Floats, k: NDArray, slot: Places, keys: Places, bias: Floats, scale: f32, cap: Scalar
+) -> Floats:  # [R, H, K], [B, S, G, K], [R], [n], [R, n] -> [R, n, H], -infinity where a key is not seen
     s = dot(q[:, None], _kept(k, slot, keys, q.shape[1])) * scale
     s = soft_cap(s, cap) if cap else s
     return np.where(bias[..., None] > -np.inf, s + bias[..., None], f32(-np.inf))
 
 
 @np.errstate(all="ignore")
-def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
-    """Chunk after chunk of keys, folded in order. counted: whose values are multiplied by their weights, which are 0 if not seen."""
+def _attended(
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    bias: Floats,
+    counted: Flags,
+    scale: f32,
+    cap: Scalar,
+) -> Floats:
+    """Chunk after chunk of keys, folded in order. counted: whose values are multiplied by their weights,
+    which are 0 if not seen."""
     rows, heads, _ = q.shape
-    largest, weight, total = np.full((rows, heads), -np.inf, f32), np.zeros((rows, heads), f32), np.zeros(q.shape, f32)
+    largest, weight = np.full((rows, heads), -np.inf, f32), np.zeros((rows, heads), f32)
+    total = np.zeros(q.shape, f32)
     for some in slices(bias.shape[1], CHUNK):
         keys, seen = np.arange(bias.shape[1])[some], bias[:, some] > -np.inf
         if not seen.any():
             continue
-        s, values = _scores(q, k, slot, keys, bias[:, some], scale, cap), _kept(v, slot, keys, heads)
+        s = _scores(q, k, slot, keys, bias[:, some], scale, cap)
+        values = _kept(v, slot, keys, heads)
         m = s.max(axis=1)
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))
         part = np.zeros(q.shape, f32)
@@ -93,10 +139,19 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, cou
 
 
 @np.errstate(all="ignore")
-def _attended_in_float16(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
+def _attended_in_float16(
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    bias: Floats,
+    counted: Flags,
+    scale: f32,
+    cap: Scalar,
+) -> Floats:
     keys, heads = np.arange(bias.shape[1]), q.shape[1]
     chunks = slices(len(keys), CHUNK)
-    s = np.concatenate([_scores(q, k, slot, keys[some], bias[:, some], scale, cap) for some in chunks], axis=1)
+    s = np.concatenate([_scores(q, k, slot, keys[c], bias[:, c], scale, cap) for c in chunks], axis=1)
     p = exp(s - s.max(axis=1, keepdims=True))
     weight, total = np.zeros((len(q), heads)), np.zeros(q.shape)
     for j in keys:

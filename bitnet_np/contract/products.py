@@ -12,7 +12,7 @@ from .numbers import Floats, dot, f32
 
 OUTPUTS = 1 << 10  # rows of a matrix whose weights are in memory at a time
 
-# --- of floats and blocks -------------------------------------------------------------------------------------------------------------
+# --- of floats and blocks -----------------------------------------------------------------------------------
 
 
 def widened(table: NDArray) -> Floats:
@@ -25,7 +25,8 @@ def embed(table: NDArray, tokens: Places) -> Floats:  # [V, D], [R] -> [R, D]
     return widened(table[tokens])
 
 
-def embed_blocks(data: Bytes, kind: TensorType, tokens: Places) -> Floats:  # [V, bytes of a row], type, [R] -> [R, D]
+def embed_blocks(data: Bytes, kind: TensorType, tokens: Places) -> Floats:
+    # [V, bytes of a row], type, [R] -> [R, D]
     return weights(data[tokens], kind)
 
 
@@ -38,7 +39,8 @@ def matmul(x: Floats, table: NDArray) -> Floats:  # [R, M], [N, M] -> [R, N]
     return _by_outputs(len(x), len(table), lambda some: dot(x[:, None], widened(table[some])))
 
 
-def matmul_blocks(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+def matmul_blocks(x: Floats, data: Bytes, kind: TensorType) -> Floats:
+    # [R, M], [N, bytes of a row], type -> [R, N]
     return _by_outputs(len(x), len(data), lambda some: dot(x[:, None], weights(data[some], kind)))
 
 
@@ -50,7 +52,7 @@ def matmuls_blocks_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) 
     return [one(*matrix) for matrix in matrices]
 
 
-# --- ternary --------------------------------------------------------------------------------------------------------------------------
+# --- ternary ------------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")
@@ -78,13 +80,15 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[Bytes, 
     return [ternary_matmul(q, scale, *matrix) for matrix in matrices]
 
 
-def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:  # packed [N, M] -> [N, M] of -1, 0, +1
+def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:
+    # packed [N, M] -> [N, M] of -1, 0, +1
     """The matrix that packed codes stand for; they count 0, 1, 2.
 
-    16 rows lie side by side, and 64 bytes hold 16 columns of them: column c of the 16 is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4).
-    Rows and columns are padded to multiples of 16.
+    16 rows lie side by side, and 64 bytes hold 16 columns of them: column c of the 16 is in byte 4 * row + c
+    % 4 at bits 6 - 2 * (c // 4). Rows and columns are padded to multiples of 16.
     """
     groups, steps = (-(-size // 16) for size in shape)
-    fields = codes.reshape(groups, steps, 16, 1, 4) >> np.array([[6], [4], [2], [0]], np.uint8) & 3  # group, step, row, c // 4, c % 4
+    shifts = np.array([[6], [4], [2], [0]], np.uint8)
+    fields = codes.reshape(groups, steps, 16, 1, 4) >> shifts & 3  # group, step, row, c // 4, c % 4
     matrix = fields.transpose(0, 2, 1, 3, 4).reshape(16 * groups, 16 * steps)
     return matrix[: shape[0], : shape[1]].astype(np.int8) - np.int8(1)
