@@ -94,42 +94,50 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
 
 def fitted(case: Case) -> Case:
     """The nearest case that can be: whole blocks, what the family has, a prefix shorter than the sequence."""
-    traits = FAMILIES[case.family]
-    changes: dict[str, Any] = {}
-    ternary = traits.ternary or (case.weights == "ternary")
-    weights = ("ternary" if case.weights not in ("TQ1_0", "TQ2_0") else case.weights) if ternary else case.weights
+    return _fitted_call(replace(case, **_fitted_sizes(case), **_fitted_traits(case)))
+
+
+def _fitted_sizes(case: Case) -> dict[str, Any]:
+    """Rows of whole blocks."""
+    ternary = FAMILIES[case.family].ternary or case.weights == "ternary"
+    weights = "ternary" if ternary and case.weights not in ("TQ1_0", "TQ2_0") else case.weights
     block = _BLOCKS.get(weights, _I2_S.block if ternary else 1)
-    changes["weights"] = weights
-    changes["width"] = _up(case.width, max(block, _BLOCKS.get(case.table, 1)))
-    changes["ffn"] = _up(case.ffn, block)
     group, head_dim = min(case.group, max(1, 24 // case.kv_heads)), case.head_dim + case.head_dim % 2
     while case.kv_heads * group * head_dim % block:
         group, head_dim = (group + 1, head_dim) if group < 16 else (1, _up(head_dim, min(block, 64)))
-    changes |= {"group": group, "head_dim": head_dim}
-    if case.window and (not traits.windows or "window" in traits.required):
-        changes["window"] = 0
-    if not traits.partial_rope:
-        changes["rope_width"] = 0
-    elif case.rope_width > head_dim or (not case.rope_width and "rope_width" in traits.required):
-        changes["rope_width"] = head_dim // 2 // 2 * 2 or 2
+    width, ffn = _up(case.width, max(block, _BLOCKS.get(case.table, 1))), _up(case.ffn, block)
+    rope_width = case.rope_width
+    if rope_width > head_dim or (not rope_width and "rope_width" in FAMILIES[case.family].required):
+        rope_width = head_dim // 2 // 2 * 2 or 2
+    if not FAMILIES[case.family].partial_rope:
+        rope_width = 0
+    return {"weights": weights, "width": width, "ffn": ffn, "group": group, "head_dim": head_dim, "rope_width": rope_width}
+
+
+def _fitted_traits(case: Case) -> dict[str, Any]:
+    """What the family has."""
+    traits = FAMILIES[case.family]
+    window = case.window if traits.windows and "window" not in traits.required else 0
+    experts = case.experts if "experts" in traits.numbers else 0
     if "experts" in traits.required:
-        changes["experts"] = case.experts or 4
-    elif "experts" not in traits.numbers:
-        changes["experts"] = 0
-    if traits.config["rope"] == "none":
-        changes["rope_base"] = 10000.0
-    chunk, prefix, length = case.chunk, case.prefix, min(case.length, CONTEXT)
+        experts = case.experts or 4
+    return {"window": window, "experts": experts, "rope_base": 10000.0 if traits.config["rope"] == "none" else case.rope_base}
+
+
+def _fitted_call(case: Case) -> Case:
+    """A call that the context has room for."""
+    length = min(case.length, CONTEXT)
     batch = min(case.batch, max(2, MOST_TOKENS // length))
-    case = replace(case, batch=batch)
-    shortest = min(lengths_of(replace(case, length=length)))
-    changes |= {
-        "length": length,
-        "batch": batch,
-        "ragged": case.ragged and case.batch > 1 and length > 1,
-        "prefix": min(prefix, shortest - 1),
-        "chunk": 0 if chunk >= length - min(prefix, shortest - 1) else chunk,
-    }
-    return replace(case, **changes)
+    shortest = min(lengths_of(replace(case, batch=batch, length=length)))
+    prefix = min(case.prefix, shortest - 1)
+    return replace(
+        case,
+        length=length,
+        batch=batch,
+        ragged=case.ragged and batch > 1 and length > 1,
+        prefix=prefix,
+        chunk=0 if case.chunk >= length - prefix else case.chunk,
+    )
 
 
 def _up(value: int, step: int) -> int:
