@@ -119,11 +119,11 @@ def _attended(
     rows, heads, _ = q.shape
     largest, weight = np.full((rows, heads), -np.inf, f32), np.zeros((rows, heads), f32)
     total = np.zeros(q.shape, f32)
-    for some in slices(bias.shape[1], CHUNK):
-        keys, seen = np.arange(bias.shape[1])[some], bias[:, some] > -np.inf
+    for chunk in slices(bias.shape[1], CHUNK):
+        keys, seen = np.arange(bias.shape[1])[chunk], bias[:, chunk] > -np.inf
         if not seen.any():
             continue
-        s = _scores(q, k, slot, keys, bias[:, some], scale, cap)
+        s = _scores(q, k, slot, keys, bias[:, chunk], scale, cap)
         values = _kept(v, slot, keys, heads)
         m = s.max(axis=1)
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))

@@ -32,22 +32,22 @@ def embed_blocks(data: Bytes, kind: TensorType, tokens: Places) -> Floats:
 
 def _by_outputs(rows: int, outputs: int, product: Callable[[slice], Floats]) -> Floats:  # -> [rows, outputs]
     """A product, some of its outputs at a time: no output depends on another."""
-    return np.concatenate([product(some) for some in parts(outputs, rows, OUTPUTS)], axis=1)
+    return np.concatenate([product(part) for part in parts(outputs, rows, OUTPUTS)], axis=1)
 
 
 def matmul(x: Floats, table: NDArray) -> Floats:  # [R, M], [N, M] -> [R, N]
-    return _by_outputs(len(x), len(table), lambda some: dot(x[:, None], widened(table[some])))
+    return _by_outputs(len(x), len(table), lambda part: dot(x[:, None], widened(table[part])))
 
 
 def matmul_blocks(x: Floats, data: Bytes, kind: TensorType) -> Floats:
     # [R, M], [N, bytes of a row], type -> [R, N]
-    return _by_outputs(len(x), len(data), lambda some: dot(x[:, None], weights(data[some], kind)))
+    return _by_outputs(len(x), len(data), lambda part: dot(x[:, None], weights(data[part], kind)))
 
 
 def matmuls_blocks_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list[Floats]:
     # [R, M], ([N, bytes of a row], type) each -> [R, N] each
     def one(data: Bytes, kind: TensorType) -> Floats:
-        return _by_outputs(len(x), len(data), lambda some: product_as_llama_cpp(x, data[some], kind))
+        return _by_outputs(len(x), len(data), lambda part: product_as_llama_cpp(x, data[part], kind))
 
     return [one(*matrix) for matrix in matrices]
 
@@ -69,8 +69,9 @@ def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: Bytes, w_scale: f3
     # int8 [R, M], [R], packed [N, M], float32, N -> [R, N]
     matrix = unpacked(codes, (width, q.shape[1]))
 
-    def product(some: slice) -> Floats:
-        total = q.astype(np.float64) @ matrix[some].astype(np.float64).T  # far below 2^53: exact in any order
+    def product(outputs: slice) -> Floats:
+        total = q.astype(np.float64) @ matrix[outputs].astype(np.float64).T
+        # far below 2^53: exact in any order
         return total.astype(np.int64).astype(f32) / scale[:, None] * w_scale
 
     return _by_outputs(len(q), width, product)

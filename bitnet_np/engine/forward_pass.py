@@ -564,10 +564,10 @@ def _masked_attention(
     begin[slots] = start
     on_host = isinstance(resident, np.ndarray)
     # a device takes all rows at once
-    every = None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
+    rows = None if on_host else runtime.ops.upload(np.concatenate([np.arange(n) for n in tokens.lengths]))
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        row = position - begin[slot] if on_host else every
+        row = position - begin[slot] if on_host else rows
         # the mask includes the window
         return runtime.ops.attend_masked(q, keys, values, slot, row, resident, *runtime.scoring)
 

@@ -193,8 +193,8 @@ def batch(
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
     dtype, pattern = _dtype(form, dtype), instance("pattern", pattern, Pattern)
     out = np.full((len(queries), 1, queries.max(), keys.max()), _hidden(dtype), dtype)
-    for own, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
-        _fill(own[:q_len, :k_len], k_len - q_len, pattern)
+    for sequence, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
+        _fill(sequence[:q_len, :k_len], k_len - q_len, pattern)
     return out
 
 

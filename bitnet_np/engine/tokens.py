@@ -137,7 +137,8 @@ def pad(sequences: Sequence[Sequence[int] | NDArray]) -> tuple[Ints, Ints]:
     Raises ShapeError or TokenRangeError for values that are no integers of 64 bits;
     check_tokens compares them with a vocabulary.
     """
-    rows = [integers("tokens", own, 1, TokenRangeError) for own in items_of("tokens", sequences, ShapeError)]
+    given = items_of("tokens", sequences, ShapeError)
+    rows = [integers("tokens", sequence, 1, TokenRangeError) for sequence in given]
     lengths = np.array([len(row) for row in rows], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, ids in zip(tokens, rows, strict=True):

@@ -188,14 +188,14 @@ def check_said(c: Config, path: Path, tensors: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for a Config that a file of its keys and of `tensors`, by name and with a shape, would not give back."""
     values = {name: value for name, value in config_keys(c).items() if value is not None}
     held = {name: float(np.float32(value)) if isinstance(value, float) else value for name, value in values.items()}
-    said = read_config(GGUFFile(path, 3, 32, {"general.architecture": c.architecture, **held}, tensors, 0))
+    read = read_config(GGUFFile(path, 3, 32, {"general.architecture": c.architecture, **held}, tensors, 0))
     same: dict[str, Any] = window_fields(c.window, _windowed(c), c.n_layers)  # in the words in which a file is read
     same |= {"longrope": None} if FAMILIES[c.architecture].longrope else {}  # whose lists are tensors
     same |= {"rope_width": None} if c.rope_width == c.head_dim else {}
-    same |= {"rope_base": said.rope_base} if c.rope == "none" else {}
+    same |= {"rope_base": read.rope_base} if c.rope == "none" else {}
     meant = replace(c, **same)
     for name in (field.name for field in fields(Config)):
-        ours, theirs = getattr(meant, name), getattr(said, name)
+        ours, theirs = getattr(meant, name), getattr(read, name)
         near = name not in _EXACT and isinstance(ours, float) and isinstance(theirs, float) and np.float32(ours) == np.float32(theirs)
         if ours != theirs and not near:
             raise UnsupportedError(f"{name} is {ours}, but a GGUF file of architecture {c.architecture} would say {theirs}")

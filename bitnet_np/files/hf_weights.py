@@ -109,16 +109,16 @@ class HFWeights(CheckedTensors):
         switched = {field: f"{prefix}{block}switch_mlp.{field.removeprefix('ffn_')}_proj" for field in shapes}
         if switched["ffn_gate"] + ".weight" in self:
             stacks = {field: self._floats(switched[field], count, *shape) for field, shape in shapes.items()}
-            every = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
+            weights = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
         elif fused + ".gate_up_proj" not in self:
             modules = {field: prefix + module for field, module in kind.experts.items()}
-            every = [{field: self._floats(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
+            weights = [{field: self._floats(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
         else:
             (ffn, width), down = shapes["ffn_gate"], shapes["ffn_down"]
             pairs = self.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
             downs = self.take_floats(fused + ".down_proj", (count, *down))
-            every = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
-        return tuple(Expert(**{field: Linear(weights) for field, weights in expert.items()}) for expert in every)
+            weights = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
+        return tuple(Expert(**{field: Linear(matrix) for field, matrix in expert.items()}) for expert in weights)
 
     def _form(self, module: str) -> Form | None:
         """The form of a module's weights if they are quantised in groups."""

@@ -153,7 +153,7 @@ def lengths_of(case: Case) -> tuple[int, ...]:
 
 def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
     """The ids of each sequence. A shorter length has the first ids of a longer one."""
-    every = []
+    sequences = []
     for b, length in enumerate(lengths_of(case)):
         rng = np.random.default_rng([case.seed, b, 7])
         ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(case.vocab - 2, 1)
@@ -163,8 +163,8 @@ def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
             end = rng.random(CONTEXT) < 0.5
             end[0] = True
             ids[end] = 0 if case.tokens == "first" else case.vocab - 1
-        every.append(np.minimum(ids, case.vocab - 1)[:length])
-    return tuple(every)
+        sequences.append(np.minimum(ids, case.vocab - 1)[:length])
+    return tuple(sequences)
 
 
 _KEPT = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling", "yarn",
@@ -205,9 +205,9 @@ def _without_extras(model: Model, like: Model | None) -> Model:
     traits = FAMILIES[model.config.architecture]
 
     def plain(name: str, linear: Linear, of: Layer | None) -> Linear:
-        own = getattr(of, name, None) or Linear(linear.weights)
-        biased = name in traits.biases or own.bias is not None
-        return frozen(Linear(linear.weights, linear.bias if biased else None, linear.scale if own.scale is not None else None))
+        wanted = getattr(of, name, None) or Linear(linear.weights)
+        biased = name in traits.biases or wanted.bias is not None
+        return frozen(Linear(linear.weights, linear.bias if biased else None, linear.scale if wanted.scale is not None else None))
 
     first = None if like is None else like.layers[0]
     changed: list[dict[str, Any]] = [
@@ -225,7 +225,7 @@ def _without_extras(model: Model, like: Model | None) -> Model:
 def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
     """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them."""
     c, w = model.config, model.layers[0].attn_q.weights
-    own: dict[str, Any] = {
+    fixed: dict[str, Any] = {
         "family": c.architecture,
         "weights": type_name(getattr(w, "blocks", None) or w),
         "table": type_name(model.token_embd),
@@ -233,7 +233,7 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         "extras": c.yarn is None and c.longrope is None and model.rope_factors is not None,
         "experts": c.experts,
     }
-    drawn = dict(EDGES) | {name: (value,) for name, value in own.items()}
+    drawn = dict(EDGES) | {name: (value,) for name, value in fixed.items()}
     numbers = {
         "head_dim": c.head_dim, "group": c.heads // c.kv_heads, "rope_base": c.rope_base, "eps": c.eps, "rope_width": c.rope_width or 0,
     }  # fmt: skip
@@ -241,7 +241,7 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
-    return fitted(replace(Case(), **own, rope_base=c.rope_base, eps=c.eps)), drawn
+    return fitted(replace(Case(), **fixed, rope_base=c.rope_base, eps=c.eps)), drawn
 
 
 def type_name(weights: Weights) -> str:

@@ -41,10 +41,10 @@ def damaged(what: str) -> Iterator[None]:
 def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> dict[str, Path]:
     """The files of a folder and of folders in it of such names, by their names within it. Raises FileFormatError for more than `most`."""
     inside = (Path(entry) for entry in os.scandir(path) if folders.fullmatch(entry.name) and entry.is_dir())
-    found = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
-    if len(found) > most:
-        raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
-    return {file.relative_to(path).as_posix(): file for file in sorted(found)}
+    files = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
+    if len(files) > most:
+        raise FileFormatError(f"{path}: {len(files)} files, expected {most} at most")
+    return {file.relative_to(path).as_posix(): file for file in sorted(files)}
 
 
 def head_of(path: Path, count: int) -> tuple[bytes, int]:
