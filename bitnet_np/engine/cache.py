@@ -50,14 +50,7 @@ class Attend:
     repeats: Repeats | None = None  # recordings of passes like this one, where it may have some
     masked: bool = False  # whether a mask, by which rows may see later ones, replaces the causal rule
 
-    def __call__(
-        self,
-        layer: int,
-        q: Array | None,
-        k: Array | None,
-        v: Array | None,
-        part: Part = ALL,
-    ) -> Array:
+    def __call__(self, layer: int, q: Array, k: Array, v: Array, part: Part = ALL) -> Array:
         """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given,
         to all that is written."""
         keys, values = (array[layer % len(array)] for array in (self.keys, self.values))

@@ -298,7 +298,7 @@ def forward_incremental(
         if visible is not None:
             sequences = part.active if len(visible) > 1 else slice(None)
             rows, start = visible[sequences, :, at, : part.end], np.full(len(part.active), part.begin)
-            attention = _masked_attention(runtime, rows, part.tokens, part.active, start)
+            attention = _masked(runtime, rows, part.tokens, part.active, start)
         how: dict[str, Any] = {"last_only": last_only, "attention": attention}
         out = run_cached(runtime, part.tokens, cache, part.active, record, **how)
         if last_only:
@@ -451,14 +451,7 @@ def run_cached(
     return cache.append(slots, tokens.lengths, write)
 
 
-def run_prefill(
-    runtime: Runtime,
-    tokens: Tokens,
-    cache: KVCache,
-    slots: Ints,
-    *,
-    block: int = BLOCK,
-) -> Floats:
+def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: Ints, block: int = BLOCK) -> Floats:
     """`prefill` for checked arguments."""
     if tokens.ids.shape[1] <= block:
         return run_cached(runtime, tokens, cache, slots, last_only=True)
@@ -535,16 +528,10 @@ def _by_mask(
     visible = mask_checks.check(mask, length, int(start.max()) + length, batch=batch)
     if strict:
         mask_checks.check_causal(visible, start)
-    return _masked_attention(runtime, visible, tokens, slots, start)
+    return _masked(runtime, visible, tokens, slots, start)
 
 
-def _masked_attention(
-    runtime: Runtime,
-    mask: NDArray,
-    tokens: Tokens,
-    slots: Ints,
-    start: Ints,
-) -> Attention:
+def _masked(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: Ints, start: Ints) -> Attention:
     """Attention by a checked mask [1 or B, 1, T, S], without padding:
     of new tokens of sequences that hold start [B] positions.
 

@@ -41,6 +41,10 @@ from .repeats import Repeats
 from .tokens import Ints, Rows
 
 Floats = NDArray[np.float32]
+Gain = Floats | None
+"""Of a norm, or its bias; None where the family has none there."""
+Named = tuple[str, Array]
+"""A tensor after its name."""
 
 Record = Callable[[str, int | None, NDArray], None]
 """Observes a tensor: its name, its layer, and the array, read-only, rows first.
@@ -94,18 +98,10 @@ class Runtime:
             raise UnsupportedError(f"the dialect is {name}, expected {EXACT.name} on this device")
         return self
 
-    def attention(
-        self,
-        layer: int,
-        q: Array,
-        keys: Array,
-        values: Array,
-        slot: Array,
-        position: Array,
-    ) -> Array:
+    def attention(self, layer: int, q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
         attend = self.ops.attend_float16 if self.dialect.in_float16 else self.ops.attend
-        return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
+        return attend(q, k, v, slot, position, self.model.config.window_of(layer), *self.scoring)
 
     @property
     def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
@@ -275,14 +271,7 @@ class _Step:
             shown.flags.writeable = False
             self.record(name, self.layer, shown)
 
-    def norm(
-        self,
-        name: str,
-        source: str,
-        x: Array,
-        gain: Floats | None,
-        bias: Floats | None = None,
-    ) -> tuple[str, Array]:
+    def norm(self, name: str, source: str, x: Array, gain: Gain, bias: Gain = None) -> Named:
         """Name and tensor after the family's norm, or those of its input if the family has none there:
         [R, D] -> [R, D]."""
         c = self.runtime.model.config
@@ -290,14 +279,7 @@ class _Step:
             return self.rms_norm(name, source, x, gain)
         return name, self.note(name, self.runtime.ops.layer_norm(x, gain, bias, c.eps))
 
-    def rms_norm(
-        self,
-        name: str,
-        source: str,
-        x: Array,
-        gain: Floats | None,
-        eps: float | None = None,
-    ) -> tuple[str, Array]:
+    def rms_norm(self, name: str, source: str, x: Array, gain: Gain, eps: float | None = None) -> Named:
         """The same after an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
         if gain is None:
             return source, x
@@ -427,15 +409,7 @@ def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Input:
     return _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
 
 
-def _attention(
-    step: _Step,
-    h: Array,
-    way: _Way,
-    part: Part,
-    *,
-    keys: bool,
-    read: _Input | None = None,
-) -> Array:
+def _attention(step: _Step, h: Array, way: _Way, part: Part, keys: bool, read: _Input | None = None) -> Array:
     """The attention branch of some rows: [R, D] -> [R, D], without the residual.
 
     keys: whether theirs are still to be written. read: what its matrices read, if that is known.
