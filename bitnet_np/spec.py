@@ -253,10 +253,9 @@ def mixture(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D];
     weights = note("ffn_moe_weights", expert_weights(scores, experts, c.normalized_experts))
 
     def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]
-        def one(token: int, slot: int) -> Array:
-            return linear(c, x[token, slot, None], getattr(w.experts[experts[token, slot]], name))[0]
-
-        return np.array([[one(t, slot) for slot in range(c.experts_used)] for t in range(len(x))])
+        matrices = [[getattr(w.experts[e], name) for e in row] for row in experts]
+        slots = [zip(*of_token, strict=True) for of_token in zip(x, matrices, strict=True)]
+        return np.array([[linear(c, y[None], matrix)[0] for y, matrix in of_token] for of_token in slots])
 
     x = np.repeat(x[:, None], c.experts_used, axis=1)
     gate = note("ffn_moe_gate", each(x, "ffn_gate"))
