@@ -53,8 +53,8 @@ class Pattern(_Fields):
     window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
     block: only the keys in the query's block of `block` positions, k // block == p // block,
     and widened by
-    sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM,
-    arXiv 2309.17453),
+    sinks: the first `sinks` keys with k <= p, outside the window or block too
+    (StreamingLLM, arXiv 2309.17453),
     prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).
 
     Raises MaskError for a field that is no integer from 0 to 2**31 - 1,
