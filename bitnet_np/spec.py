@@ -287,11 +287,7 @@ def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:
     return y if w.post_ffw_norm is None else note("ffn_post_norm", norm(c, y, w.post_ffw_norm))
 
 
-def ignore(name: str, layer: int | None, x: NDArray) -> None:
-    pass
-
-
-def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = ignore) -> Array:
+def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda *point: None) -> Array:
     # [T] -> logits [T, V]
     c = model.config
 
