@@ -1,19 +1,23 @@
-"""THE DEFINITION: the models in float64, whole sequences, explicit masks. Slow, and it shares nothing with what it judges.
+"""THE DEFINITION: the models in float64, whole sequences, explicit masks. Slow,
+and it shares nothing with what it judges.
 
-Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical Report" (arXiv
-2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, "Extending Context Window of Large Language Models
-via Position Interpolation" (arXiv 2306.15595) for scaled positions, "YaRN" (arXiv 2309.00071), "LLaMA" (arXiv 2302.13971), "GLU Variants
-Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
-1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, Phi for a norm that both branches share, "Qwen3
-Technical Report" (arXiv 2505.09388) for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models
-are Unsupervised Multitask Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma"
-(arXiv 2403.08295) for the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) and OLMo 3 for layers with a
-separate RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv
-2401.04088) and Qwen2-MoE for experts.
+Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58
+2B4T Technical Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the
+rotation, "Extending Context Window of Large Language Models via Position Interpolation" (arXiv 2306.15595)
+for scaled positions, "YaRN" (arXiv 2309.00071), "LLaMA" (arXiv 2302.13971), "GLU Variants Improve
+Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error
+Linear Units" (arXiv 1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial
+rotation, Phi for a norm that both branches share, "Qwen3 Technical Report" (arXiv 2505.09388) for norms of
+queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised
+Multitask Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a
+branch, "Gemma" (arXiv 2403.08295) for the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3"
+(arXiv 2503.19786) and OLMo 3 for layers with a separate RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3 for
+scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
 
-Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
-width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
-records.Model in which a linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
+Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G
+key-value heads, K head width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V
+vocabulary. `model` is any record with the fields of records.Model in which a linear is a record of `matrix`,
+`scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
 """
 
 import math
@@ -44,7 +48,8 @@ def quantize(x: Array) -> tuple[Array, Array]:  # [T, M] -> integers -127..127 [
     return np.rint(x * scale), scale
 
 
-def ternary_matmul(q: Array, scale: Array, matrix: NDArray, w_scale: float) -> Array:  # [T, M], [T, 1], [N, M] -> [T, N]
+def ternary_matmul(q: Array, scale: Array, matrix: NDArray, w_scale: float) -> Array:
+    # [T, M], [T, 1], [N, M] -> [T, N]
     return q @ matrix.T.astype(np.float64) / scale * w_scale
 
 
@@ -52,13 +57,16 @@ def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
     return x @ matrix.T
 
 
-def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> Array:  # [T] -> radians [T, J]
+def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> Array:
+    # [T] -> radians [T, J]
     return np.multiply.outer(position, base ** (-np.arange(pairs) / pairs) / factors)
 
 
-def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:  # [J]; `yarn` is any record with the fields of records.Yarn
-    # 1 for pairs that turn more than `fast` times in the original context, 0 for those of less than `slow`, falling linearly in between
-    low, high = (pairs * math.log(yarn.original / (turns * 2 * math.pi)) / math.log(base) for turns in (yarn.fast, yarn.slow))
+def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
+    # [J]; `yarn` is any record with the fields of records.Yarn. 1 for pairs that turn more than `fast` times
+    # in the original context, 0 for those of less than `slow`, falling linearly in between
+    turns = yarn.fast, yarn.slow
+    low, high = (pairs * math.log(yarn.original / (n * 2 * math.pi)) / math.log(base) for n in turns)
     low, high = (math.floor(low), math.ceil(high)) if yarn.truncate else (low, high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     return 1 - np.clip((np.arange(pairs) - low) / (high - low if high != low else 0.001), 0, 1)
@@ -69,34 +77,44 @@ def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequenci
     return 1 / ((1 - ramp) / yarn.factor + ramp)
 
 
-def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0) -> Array:  # [T, H, K], [T, J] -> [T, H, K]
-    # rotates the pairs (i, i + J) of the first 2J numbers of a head, or the adjacent (2i, 2i + 1), and multiplies them by the magnitude
+def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0) -> Array:
+    # [T, H, K], [T, J] -> [T, H, K]; rotates the pairs (i, i + J) of the first 2J numbers of a head, or the
+    # adjacent (2i, 2i + 1), and multiplies them by the magnitude
     half, angle, out = angle.shape[1], angle[:, None, :], x.copy()
     i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
-    a, b, cos, sin = x[..., first], x[..., second], magnitude * np.cos(angle), magnitude * np.sin(angle)
+    a, b = x[..., first], x[..., second]
+    cos, sin = magnitude * np.cos(angle), magnitude * np.sin(angle)
     out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
     return out
 
 
 def rope(
-    x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0, magnitude: float = 1.0
+    x: Array,
+    position: ArrayLike,
+    base: float,
+    pairs: str = "halves",
+    width: int | None = None,
+    factors: Any = 1.0,
+    magnitude: float = 1.0,
 ) -> Array:  # [T, H, K], [T] -> [T, H, K]; rotates the first `width` = 2J numbers of a head
     return rotate(x, angles(position, base, (width or x.shape[-1]) // 2, factors), pairs, magnitude)
 
 
-def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:  # -> [q_len, k_len] of 0 and -inf
+def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:
+    # [q_len, k_len] of 0 and -inf
     q, k = past + np.arange(q_len)[:, None], np.arange(k_len)
     return np.where((k <= q) & (k > q - (window or np.inf)), 0.0, -np.inf)
 
 
-def by_query_head(kv: Array, heads: int) -> Array:  # [S, G, K] -> [S, H, K]; query head h reads key-value head h // (H / G)
+def by_query_head(kv: Array, heads: int) -> Array:
+    # [S, G, K] -> [S, H, K]; query head h reads key-value head h // (H / G)
     return np.repeat(kv, heads // kv.shape[1], axis=1)
 
 
 def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees nothing gives zeros
     p = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float64).min))
-    return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # a row that sees something has a sum of 1 at least
+    return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # which is 1 at least where a row sees something
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:  # numbers of any shape, between -cap and cap
@@ -107,9 +125,12 @@ def by_head(x: Array) -> Array:  # [T, H, K] -> [H, T, K], or back
     return x.swapaxes(0, 1)
 
 
-def attention_weights(q: Array, k: Array, mask: Array, scale: float | None = None, cap: float | None = None) -> Array:
-    # [T, H, K], [S, G, K], [T, S] -> [H, T, S]
-    scores = by_head(q) @ by_head(by_query_head(k, q.shape[1])).swapaxes(1, 2) * (q.shape[2] ** -0.5 if scale is None else scale)
+def attention_weights(
+    q: Array, k: Array, mask: Array, scale: float | None = None, cap: float | None = None
+) -> Array:  # [T, H, K], [S, G, K], [T, S] -> [H, T, S]
+    _, heads, width = q.shape
+    products = by_head(q) @ by_head(by_query_head(k, heads)).swapaxes(1, 2)
+    scores = products * (width**-0.5 if scale is None else scale)
     return softmax(soft_cap(scores, cap) + mask)
 
 
@@ -117,16 +138,19 @@ def weighted_values(p: Array, v: Array) -> Array:  # [H, T, S], [S, G, K] -> [T,
     return by_head(p @ by_head(by_query_head(v, len(p))))
 
 
-def attend(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None) -> Array:
-    # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
+def attend(
+    q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None
+) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
     return weighted_values(attention_weights(q, k, mask, scale, cap), v)
 
 
-def top_experts(logits: Array, k: int) -> NDArray[np.intp]:  # [T, E] -> [T, k] by falling logits; of equal ones the lower number first
+def top_experts(logits: Array, k: int) -> NDArray[np.intp]:
+    # [T, E] -> [T, k] by falling logits; of equal ones the lower number first
     return np.argsort(-logits, axis=-1, kind="stable")[:, :k]
 
 
-def expert_weights(logits: Array, experts: NDArray[np.intp], normalized: bool) -> Array:  # [T, E], [T, k] -> [T, k]
+def expert_weights(logits: Array, experts: NDArray[np.intp], normalized: bool) -> Array:
+    # [T, E], [T, k] -> [T, k]
     weights = np.take_along_axis(softmax(logits), experts, axis=-1)
     return weights / weights.sum(axis=-1, keepdims=True) if normalized else weights
 
@@ -140,7 +164,8 @@ def sigmoid(x: Array) -> Array:  # numbers of any shape
     return 1 / (1 + np.exp(-x))
 
 
-def pool(x: Array, pooling: str) -> Array:  # [T, D] -> [1, D]; the one vector of a sequence that an embedding model gives
+def pool(x: Array, pooling: str) -> Array:
+    # [T, D] -> [1, D]; the one vector of a sequence that an embedding model gives
     return {"mean": x.mean(axis=0, keepdims=True), "cls": x[:1], "last": x[-1:]}[pooling]
 
 
@@ -178,8 +203,11 @@ Note = Callable[[str, NDArray], NDArray]
 """Records a tensor of one layer by its name, and returns it."""
 
 
-def norm(c: Any, x: Array, gain: Array, bias: Array | None = None) -> Array:  # [T, D], [D] -> [T, D]; of the family's kind
-    return rms_norm(x, gain, c.eps) if c.norm == "rms" else layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
+def norm(c: Any, x: Array, gain: Array, bias: Array | None = None) -> Array:
+    # [T, D], [D] -> [T, D]; of the family's kind
+    if c.norm == "rms":
+        return rms_norm(x, gain, c.eps)
+    return layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
 
 
 def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
@@ -188,7 +216,8 @@ def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
     return y if w.bias is None else y + w.bias
 
 
-def rotated(model: Any, n: int, x: Array) -> Array:  # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
+def rotated(model: Any, n: int, x: Array) -> Array:
+    # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
     c, position = model.config, np.arange(len(x))
     if n in c.local_layers:
         return rope(x, position, c.local_rope_base or c.rope_base, c.rope, c.rope_width)
@@ -199,14 +228,17 @@ def rotated(model: Any, n: int, x: Array) -> Array:  # [T, H, K] -> [T, H, K]; b
 def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
     c, w, t = model.config, model.layers[n], len(h)
     x = h if w.attn_norm is None else note("attn_norm", norm(c, h, w.attn_norm, w.attn_norm_bias))
-    q, k, v = note("Qcur", linear(c, x, w.attn_q)), note("Kcur", linear(c, x, w.attn_k)), note("Vcur", linear(c, x, w.attn_v))
+    q = note("Qcur", linear(c, x, w.attn_q))
+    k = note("Kcur", linear(c, x, w.attn_k))
+    v = note("Vcur", linear(c, x, w.attn_v))
     if w.attn_q_norm is not None:
         q = note("Qcur_normed", rms_norm(q.reshape(t, -1, w.attn_q_norm.size), w.attn_q_norm, c.eps))
     if w.attn_k_norm is not None:
         k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
     q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
     if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
-        q, k = note("Qcur_rope", rotated(model, n, q)), note("Kcur_rope", rotated(model, n, k))
+        q = note("Qcur_rope", rotated(model, n, q))
+        k = note("Kcur_rope", rotated(model, n, k))
     mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
     x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
     if w.attn_sub_norm is not None:
@@ -222,10 +254,12 @@ def mixture(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D];
 
     def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]
         matrices = [[getattr(w.experts[e], name) for e in row] for row in experts]
-        return np.array([[linear(c, x[i, j, None], m)[0] for j, m in enumerate(row)] for i, row in enumerate(matrices)])
+        slots = [zip(*of_token, strict=True) for of_token in zip(x, matrices, strict=True)]
+        return np.array([[linear(c, y[None], matrix)[0] for y, matrix in of_token] for of_token in slots])
 
     x = np.repeat(x[:, None], c.experts_used, axis=1)
-    gate, up = note("ffn_moe_gate", each(x, "ffn_gate")), note("ffn_moe_up", each(x, "ffn_up"))
+    gate = note("ffn_moe_gate", each(x, "ffn_gate"))
+    up = note("ffn_moe_up", each(x, "ffn_up"))
     x = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
     return note("ffn_moe_out", mix(note("ffn_moe_down", each(x, "ffn_down")), weights))
 
@@ -237,10 +271,13 @@ def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; w
     if w.ffn_sub_norm is not None:
         y = note("ffn_sub_norm", rms_norm(y, w.ffn_sub_norm, c.eps))
     y = note("ffn_down", linear(c, y, w.ffn_down))
-    return y if w.ffn_gate_inp_shexp is None else note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
+    if w.ffn_gate_inp_shexp is None:
+        return y
+    return note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
 
 
-def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
+def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:
+    # [T, D] -> [T, D]; the branch of layer n
     c, w = model.config, model.layers[n]
     x = h if w.ffn_norm is None else note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
     if c.shared_norm and w.attn_norm is not None:
@@ -250,7 +287,8 @@ def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -
     return y if w.post_ffw_norm is None else note("ffn_post_norm", norm(c, y, w.post_ffw_norm))
 
 
-def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda name, layer, x: None) -> Array:  # [T] -> logits [T, V]
+def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda *point: None) -> Array:
+    # [T] -> logits [T, V]
     c = model.config
 
     def note(name: str, x: NDArray, n: int | None = None) -> NDArray:  # n: the layer, None around the layers

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from judging.engine import Engine, Floats, accumulate, embedded_model, f32, float16, precise
 from judging.faults import LAYER, Step, faults, silu, truncated
+from judging.workers import add_cluster_arguments, over_workers
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import Model, check
-from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.forward_pass import forward_full
 from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
@@ -144,7 +144,7 @@ def of_mutation(number: int, seed: int) -> tuple[Verdict, Verdict] | None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
-    add_cluster_arguments(parser, "the cases")
+    add_cluster_arguments(parser)
     options = parser.parse_args(argv)
     with over_workers(options) as spread:
         return report(options.seed, spread)

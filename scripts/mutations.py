@@ -20,11 +20,11 @@ from judging.experts import TOKENS_OF_EXPERTS, expert_faults
 from judging.faults import Fault, faults
 from judging.pooling import pooling_faults
 from judging.rotations import rotation_faults
+from judging.workers import add_cluster_arguments, over_workers
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, forward
-from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.files import embedded
 from bitnet_np.judge.dump import judge_trace
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")
     parser.add_argument("--json", action="store_true")
-    add_cluster_arguments(parser, "the cases")
+    add_cluster_arguments(parser)
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
         print("| mistake | it says | seen in |\n|---|---|---|")

@@ -128,8 +128,8 @@ def check_exists(path: Path) -> None:
 
 def check_file(path: Path) -> None:
     """As `check_exists`. Raises FileFormatError for neither file nor folder: opening a pipe may wait forever, and a device has no end."""
-    check_exists(path)
     if not path.is_file() and not path.is_dir():
+        check_exists(path)
         raise FileFormatError(f"{path}: neither a file nor a folder, expected a file")
 
 

@@ -137,8 +137,8 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     fine &= all(bits.values())
     tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
     broken = "the kernels are broken on this machine, see bitnet-np selftest"
-    said_of = "the kernels on this machine give the known results" if fine else broken
-    said = outcome(fine, f": {said_of}")
+    reason = "the kernels on this machine give the known results" if fine else broken
+    first = outcome(fine, f": {reason}")
     parts = [
         "The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.",
         "exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head input to float16:",
@@ -148,8 +148,8 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
         *(f"{name}: {'' if ok else 'NOT '}the bits known for every machine" for name, ok in bits.items()),
     ]
     short = arguments.quiet or (fine and not arguments.verbose)
-    text = "\n\n".join([said] if short else [said, *parts])
-    case = Case("the embedded model", "" if fine else "failure", said_of)
+    text = "\n\n".join([first] if short else [first, *parts])
+    case = Case("the embedded model", "" if fine else "failure", reason)
     return _print(arguments, {"fine": fine, "dialects": tables, "known_bits": bits}, text, [case], 0 if fine else 1)
 
 

@@ -12,11 +12,11 @@ from ..judge.report.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
-from ..servers.endpoint import server_at
+from ..servers.endpoint import Server, server_at
 from ..servers.words import quantised_name, stated_types
 from . import progress
 from .arguments import profile_of
-from .inputs import opened
+from .inputs import Inputs, opened
 
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
 
@@ -37,16 +37,7 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str, dict[str, Any]]:
     if len(ids) + predict > model.config.context:
         raise ContextLimitError(f"{len(ids)} tokens and {predict} to predict, but the model's context has {model.config.context}")
     server = server_at(client)
-    notes, difference = [f"{len(ids)} token ids were sent as the prompt, and no BOS was added to them"], None
-    if arguments.text is not None:
-        tokenizer = inputs.tokenizer()
-        bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
-        notes = [f"the text is {len(ids)} token ids, {bos} as the model's file says; they were sent as the prompt"]
-        theirs = server.tokenize(arguments.text)
-        if theirs is None:
-            notes.append("the server has no /tokenize: its tokenizer is not judged")
-        else:
-            difference = tokenizer_difference(ids.tolist(), theirs, tokenizer.bos)
+    notes, difference = _of_tokenizer(inputs, server, ids.tolist())
     profile = profile_of(arguments, server.dialect)
     options = Options(
         profile.precision,
@@ -66,6 +57,20 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str, dict[str, Any]]:
         report = replace(report, verdict=verdict, reason=f"{difference}; for our ids: {report.reason}")
     heading = f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
     return report, heading, {"tokens": [ids.tolist()], "dialect": profile.dialect.name}
+
+
+def _of_tokenizer(inputs: Inputs, server: Server, ids: list[int]) -> tuple[list[str], str | None]:
+    """Notes on the token ids that were sent, and how the server's own of the same text differ."""
+    text = inputs.arguments.text
+    if text is None:
+        return [f"{len(ids)} token ids were sent as the prompt, and no BOS was added to them"], None
+    tokenizer = inputs.tokenizer()
+    bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
+    note = f"the text is {len(ids)} token ids, {bos} as the model's file says; they were sent as the prompt"
+    theirs = server.tokenize(text)
+    if theirs is None:
+        return [note, "the server has no /tokenize: its tokenizer is not judged"], None
+    return [note], tokenizer_difference(ids, theirs, tokenizer.bos)
 
 
 def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None, whose: str = "the server's") -> str | None:

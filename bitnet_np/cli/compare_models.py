@@ -13,8 +13,9 @@ from ..traces.points import Key
 from . import progress
 from .arguments import dialect_of
 from .inputs import opened
+from .inspect import short
 from .nll import kl_facts
-from .printing import answer, fitted, short, width
+from .printing import answer, fitted, width
 
 COSTLIEST = 10  # tensors, and matrices, that are listed
 
@@ -41,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts = {"ours": names[0], "theirs": names[1], "dialect": dialect.name, "matrices": finite} | _facts(difference)
     text = _printed(difference, printable(heading), width())
     if costliest := sorted(((name, error) for name, error in matrices.items() if error), key=lambda item: -item[1])[:COSTLIEST]:
-        said = fitted("Matrices whose weights are farthest from the first model's:", width())
-        text += f"\n\n{said}\n{table(('matrix', 'error'), costliest)}"
+        farthest = fitted("Matrices whose weights are farthest from the first model's:", width())
+        text += f"\n\n{farthest}\n{table(('matrix', 'error'), costliest)}"
     return answer(arguments, facts, text)
 
 
@@ -69,8 +70,8 @@ def _printed(difference: ModelDifference, heading: str, columns: int | None) -> 
     parts = [fitted("\n".join(lines), columns), "\n".join(_map(difference, columns))]
     rows = [(t.key.place, t.error, t.growth) for t in difference.costliest[:COSTLIEST]]
     if rows:
-        said = "Tensors in which the error grows most, over the largest error of what they are computed from:"
-        parts.append(f"{fitted(said, columns)}\n{table(('tensor', 'error', 'growth'), rows)}")
+        growing = "Tensors in which the error grows most, over the largest error of what they are computed from:"
+        parts.append(f"{fitted(growing, columns)}\n{table(('tensor', 'error', 'growth'), rows)}")
     return "\n\n".join(parts)
 
 

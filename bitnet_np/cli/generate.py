@@ -70,26 +70,31 @@ def run(arguments: argparse.Namespace) -> int:
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
         tokens = _stream(inputs, ids, most, generate_many.stops_of(arguments, tokenizer))
-        decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
-        new: list[int] = []
-        pieces: list[str] = []
-        start = working_time()
-        first = None
-        try:
-            for token in tokens:
-                first = first or working_time()
-                new.append(token)
-                pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
-                if not arguments.json:
-                    progress.hide()
-                    print(pieces[-1], end="", flush=True)
-        finally:  # also for an error, whose message begins a line
-            end = working_time()
-            if pieces and not arguments.json:
-                print(decoder.finish() if decoder else "", flush=True)
+        return _print(arguments.json, ids, tokens, tokenizer)
+
+
+def _print(as_json: bool, ids: NDArray, tokens: Iterator[int], tokenizer: Tokenizer | None) -> int:
+    """Print what continues the prompt, and how fast it came; returns the exit code."""
+    decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
+    new: list[int] = []
+    pieces: list[str] = []
+    start = working_time()
+    first = None
+    try:
+        for token in tokens:
+            first = first or working_time()
+            new.append(token)
+            pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
+            if not as_json:
+                progress.hide()
+                print(pieces[-1], end="", flush=True)
+    finally:  # also for an error, whose message begins a line
+        end = working_time()
+        if pieces and not as_json:
+            print(decoder.finish() if decoder else "", flush=True)
     prefill = len(ids) / ((first or end) - start)
     decode = (len(new) - 1) / (end - first) if first and len(new) > 1 else None
-    if arguments.json:
+    if as_json:
         text = {"text": "".join(pieces) + decoder.finish()} if decoder else {}
         speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
         print_json({"prompt": ids.tolist(), "tokens": new} | text | speed)

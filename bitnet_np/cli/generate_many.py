@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,15 +83,20 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
         with of_file(f"{arguments.prompts_file}, line {number}"):
             request = Request(name, _encoded(prompt, tokenizer, arguments.chat), arguments.n, sampling, arguments.seed, stops)
             sequences.append(Continuation.of(model, request))
+    completions = complete(model, sequences, batch, dialect=dialect_of(arguments), ops=arguments.ops)
+    return _print(completions, len(sequences), batch, tokenizer, arguments.json)
 
+
+def _print(completions: Iterable[Completion], count: int, batch: int, tokenizer: Tokenizer | None, as_json: bool) -> int:
+    """Print each completion when it is there, and how long they took; returns the exit code."""
     start = working_time()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in complete(model, sequences, batch, dialect=dialect_of(arguments), ops=arguments.ops):
+    for completion in completions:
         done.append(completion)
         progress.clear()
-        print(_line(completion, tokenizer, arguments.json), flush=True)
-        advance(len(done), len(sequences))
+        print(_line(completion, tokenizer, as_json), flush=True)
+        advance(len(done), count)
     seconds, total = working_time() - start, sum(len(completion.tokens) for completion in done)
     latency = sorted(completion.seconds for completion in done)
     print(

@@ -23,9 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     profile = profile_of(arguments)
     judge = Judge(profile.dialect, Options(profile.precision))
     if arguments.case is not None:
-        found = again(arguments.case, None, judge)
-        text = outcome(not found.failed, f" ({found.kind}){': ' if found.text else ''}{printable(found.text)}")
-        return answer(arguments, {"kind": found.kind, "text": found.text}, text, int(found.failed))
+        run_again = again(arguments.case, None, judge)
+        text = outcome(not run_again.failed, f" ({run_again.kind}){': ' if run_again.text else ''}{printable(run_again.text)}")
+        return answer(arguments, {"kind": run_again.kind, "text": run_again.text}, text, int(run_again.failed))
     if arguments.seed < 0:
         raise OptionError(f"--seed is {arguments.seed}, expected at least 0")
 

@@ -92,8 +92,8 @@ class Parser(argparse.ArgumentParser):
         """End with the usage in a line and the message in another, where words that are close to a wrong one take the place of all."""
         wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         near = meant(wrong[1], re.findall(r"[^\s',]+", wrong[2])) if wrong else ""
-        said = message.partition(" (choose from")[0] + near if near else message
-        self.exit(2, f"{' '.join(self.format_usage().split())}\n{self.prog}: error: {said}\n")
+        shorter = message.partition(" (choose from")[0] + near if near else message
+        self.exit(2, f"{' '.join(self.format_usage().split())}\n{self.prog}: error: {shorter}\n")
 
     def explain(self) -> NoReturn:
         """End with the help in place of an error: nothing was given, and something must be."""
@@ -102,8 +102,8 @@ class Parser(argparse.ArgumentParser):
     @property
     def takes_nothing(self) -> bool:
         """Whether it can do without any argument."""
-        every: list[Any] = [*self._actions, *self._mutually_exclusive_groups]
-        return not any(one.required for one in every)
+        alternatives: list[Any] = [*self._actions, *self._mutually_exclusive_groups]
+        return not any(one.required for one in alternatives)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help or usage. Raises OSError where argparse would lose it."""

@@ -1,16 +1,11 @@
-"""Output of the commands: text that fits and colours a terminal, verdicts, and JSON."""
+"""Output of the commands: text that fits and colours a terminal, verdicts, and JSON. Nothing of the library is imported."""
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
 from textwrap import wrap
-
-import numpy as np
-
-from ..files.gguf_file import Value
 
 
 def width() -> int | None:
@@ -39,24 +34,6 @@ def coloured(text: str, passed: bool) -> str:
 def outcome(passed: bool, text: str) -> str:
     """The first line of a report: PASS or FAIL, then why."""
     return f"{coloured('PASS' if passed else 'FAIL', passed)}{text}"
-
-
-def plain(value: Value | dict | list | None) -> str | int | float | None:
-    """A metadata value in a form that JSON can hold: arrays by their length, NaN and infinity by their names."""
-    if isinstance(value, dict | list | None):
-        return None if value is None else json.dumps(value)
-    if not isinstance(value, str | int | float):
-        return f"[{len(value)} values]"
-    return value if isinstance(value, str) or math.isfinite(value) else str(value)
-
-
-def short(value: object) -> str:
-    """A value as text; a number that is a float32 by the fewest digits that distinguish it from others."""
-    if isinstance(value, float):
-        with np.errstate(over="ignore"):
-            narrow = np.float32(value)
-        return str(narrow if float(narrow) == value else value)
-    return str(value)
 
 
 def answer(arguments: argparse.Namespace, facts: object, text: str, code: int = 0) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 def schema(command: str) -> dict[str, Any]:
     """The schema of what a command prints: of each line where it prints JSON Lines."""
-    every = json.loads(resources.files("bitnet_np").joinpath("data/json_schemas.json").read_text("utf-8"))
-    return every | {"title": f"What bitnet-np {command} prints with --json", "$ref": f"#/$defs/{command}"}
+    schemas = json.loads(resources.files("bitnet_np").joinpath("data/json_schemas.json").read_text("utf-8"))
+    return schemas | {"title": f"What bitnet-np {command} prints with --json", "$ref": f"#/$defs/{command}"}
 
 
 class PrintSchema(argparse.Action):

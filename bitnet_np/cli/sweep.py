@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"rows": len(rows), "outcomes": outcomes, "machines": [machines[name] for name in sorted(machines)]}))
     else:
         if bad:
-            said = [
+            lines = [
                 (row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], reason_of(row)) for row in bad[:LARGEST_TABLE]
             ]
-            print(table(("outcome", "operation", "model", "tokens", "reason"), said))
+            print(table(("outcome", "operation", "model", "tokens", "reason"), lines))
             print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
         print(f"{len(rows)} rows: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}")
         print(f"{arguments.out}: rows.jsonl, results.csv, {', '.join(SUMMARIES)}")

@@ -28,8 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         return answer(arguments, facts, text)
     theirs = check_ids(str(arguments.theirs), read_token_ids(arguments.theirs)).ravel().tolist()
     difference = tokenizer_difference(ids, theirs, tokenizer.bos, "the other")
-    said = outcome(difference is None, f": {difference or f'the same {len(ids)} token ids'}")
-    return answer(arguments, facts | {"difference": difference}, f"{said}\n\n{text}", 0 if difference is None else 1)
+    first = outcome(difference is None, f": {difference or f'the same {len(ids)} token ids'}")
+    return answer(arguments, facts | {"difference": difference}, f"{first}\n\n{text}", 0 if difference is None else 1)
 
 
 def _ids(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:

@@ -77,8 +77,8 @@ def parse_layers(text: str) -> list[int]:
     """The numbers of layers in a text such as 0,3-5."""
     layers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part, re.ASCII)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
+        span = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part, re.ASCII)
+        if span is None or int(span[2] or span[1]) < int(span[1]):
             raise OptionError(f"--layers is {text[:60]!r}, expected numbers and rising ranges such as 0,3-5")
-        layers.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+        layers.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
     return layers

@@ -23,12 +23,14 @@ def slices(count: int, step: int) -> list[slice]:
 
 
 def parts(count: int, numbers: int, most: int = SIZE) -> list[slice]:
-    """All of `count` items of `numbers` numbers each: at a time, as many items as have SIZE numbers together, and at most `most`."""
+    """All of `count` items of `numbers` numbers each: at a time, as many items as have SIZE numbers together,
+    and at most `most`."""
     return slices(count, min(SIZE // numbers, most))
 
 
 class ArrayStorage:
-    """Keys and values [L, B, S, G, K] of a KV cache in NumPy's arrays: position p of slot b is at [:, b, p]."""
+    """Keys and values [L, B, S, G, K] of a KV cache in NumPy's arrays:
+    position p of slot b is at [:, b, p]."""
 
     most_positions: int | None = None
 
@@ -36,15 +38,26 @@ class ArrayStorage:
         try:
             return np.zeros(shape, dtype), np.zeros(shape, dtype)
         except (MemoryError, ValueError, OverflowError) as error:
-            raise CapacityError(f"KV cache: there is no memory for {shape[1]} sequences of {shape[2]} positions") from error
+            size = f"{shape[1]} sequences of {shape[2]} positions"
+            raise CapacityError(f"KV cache: there is no memory for {size}") from error
 
     @np.errstate(over="ignore")
-    def write(self, layer: int, keys: NDArray, values: NDArray, slot: Places, position: Places, k: Floats, v: Floats) -> None:
+    def write(
+        self,
+        layer: int,
+        keys: NDArray,
+        values: NDArray,
+        slot: Places,
+        position: Places,
+        k: Floats,
+        v: Floats,
+    ) -> None:
         """Numbers are rounded to the type of the arrays."""
         for name, out, rows in (("key", keys, k), ("value", values, v)):
             rounded = rows.astype(out.dtype)
             if out.dtype == np.float16 and not np.isfinite(rounded).all():
-                raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
+                what = f"a {name} of layer {layer}"
+                raise NonFiniteError(f"KV cache: {what} is not a number within float16's range")
             out[slot, position] = rounded
 
     def readable(self, array: NDArray) -> NDArray:

@@ -1,7 +1,7 @@
 """Attention of rows over the keys and values of a cache, in chunks of keys by absolute position."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +17,50 @@ CHUNK = 64
 
 
 def attend(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    window: int | None = None,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there; later ones do not count."""
-    return _by_rows(_attended, q, k, v, slot, _causal(position, window), _causal(position, None) == 0, scale, cap)
+    """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there;
+    later ones do not count."""
+    bias, counted = _causal(position, window), _causal(position, None) == 0
+    return _by_parts(_attended, _Rows(q, k, v, slot, bias, counted, _scale(q, scale), cap))
 
 
 def attend_float16(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, window: int | None = None, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    window: int | None = None,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
-    """Probabilities normalised and rounded to float16; their sum before, and the sum over values, in float64 and in key order."""
+    """Probabilities normalised and rounded to float16; their sum before, and the sum over values,
+    in float64 and in key order."""
     bias = _causal(position, window)
-    return _by_rows(_attended_in_float16, q, k, v, slot, bias, bias == 0, scale, cap)
+    return _by_parts(_attended_in_float16, _Rows(q, k, v, slot, bias, bias == 0, _scale(q, scale), cap))
 
 
 def attend_masked(
-    q: Floats, k: NDArray, v: NDArray, slot: Places, position: Places, mask: Floats, scale: Scalar = None, cap: Scalar = None
+    q: Floats,
+    k: NDArray,
+    v: NDArray,
+    slot: Places,
+    position: Places,
+    mask: Floats,
+    scale: Scalar = None,
+    cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2, [1 or B, T, n] -> [R, H, K]
     """Row r adds mask[slot[r] or 0, position[r]] to its scores. A row that sees no key gives zeros."""
     bias = mask[np.minimum(slot, len(mask) - 1), position]
-    return _by_rows(_attended, q, k, v, slot, bias, bias > -np.inf, scale, cap)
+    return _by_parts(_attended, _Rows(q, k, v, slot, bias, bias > -np.inf, _scale(q, scale), cap))
 
 
 def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
@@ -46,44 +70,65 @@ def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
     return np.where(seen, f32(0), f32(-np.inf))
 
 
-def _by_rows(attention: Callable[..., Floats], q: Floats, k: NDArray, v: NDArray, slot: Places, *rest: Any) -> Floats:
-    """Attention of some rows at a time: no row depends on another. rest: bias and counted [R, n], scale, cap."""
-    bias, counted, scale, cap = rest
-    scale = f32(1) / np.sqrt(f32(q.shape[2])) if scale is None else scale
-    rows = parts(len(q), CHUNK * q.shape[1])
-    return np.concatenate([attention(q[some], k, v, slot[some], bias[some], counted[some], scale, cap) for some in rows])
+def _scale(q: Floats, scale: Scalar) -> f32:
+    """What multiplies q . k: 1 / sqrt(K), if it is not given."""
+    return f32(1) / np.sqrt(f32(q.shape[2])) if scale is None else scale
 
 
-def _kept(array: NDArray, slot: Places, keys: Places, heads: int) -> Floats:  # [B, S, G, K], [R], [n], H -> [R, n, H, K]
-    """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
-    rows = array[slot[:, None], keys]
-    rows = (rows.view(np.float16) if rows.dtype == np.int16 else rows).astype(f32)
-    return np.repeat(rows, heads // array.shape[2], axis=2)
+class _Rows(NamedTuple):
+    """Some queries, the keys and values of all slots, and which of these each query sees."""
+
+    q: Floats  # [R, H, K]
+    k: NDArray  # [B, S, G, K]
+    v: NDArray  # [B, S, G, K]
+    slot: Places  # [R]
+    bias: Floats  # [R, n]; added to the scores of keys 0..n, -infinity where a key is not seen
+    counted: Flags  # [R, n]; whose values are multiplied by their weights, which are 0 if a key is not seen
+    scale: f32
+    cap: Scalar
+
+    def part(self, rows: slice) -> "_Rows":
+        bias, counted = self.bias[rows], self.counted[rows]
+        return self._replace(q=self.q[rows], slot=self.slot[rows], bias=bias, counted=counted)
+
+    def kept(self, array: NDArray, keys: Places) -> Floats:  # [B, S, G, K], [n] -> [R, n, H, K]
+        """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
+        rows = array[self.slot[:, None], keys]
+        rows = (rows.view(np.float16) if rows.dtype == np.int16 else rows).astype(f32)
+        return np.repeat(rows, self.q.shape[1] // array.shape[2], axis=2)
+
+
+def _by_parts(attention: Callable[[_Rows], Floats], rows: _Rows) -> Floats:
+    """Attention of some rows at a time: no row depends on another."""
+    pieces = parts(len(rows.q), CHUNK * rows.q.shape[1])
+    return np.concatenate([attention(rows.part(piece)) for piece in pieces])
 
 
 @np.errstate(all="ignore")
-def _scores(q: Floats, k: NDArray, slot: Places, keys: Places, bias: Floats, scale: f32, cap: Scalar) -> Floats:
-    # [R, H, K], [B, S, G, K], [R], [n], [R, n] -> [R, n, H], -infinity where a key is not seen
-    s = dot(q[:, None], _kept(k, slot, keys, q.shape[1])) * scale
-    s = soft_cap(s, cap) if cap else s
-    return np.where(bias[..., None] > -np.inf, s + bias[..., None], f32(-np.inf))
+def _scores(rows: _Rows, keys: Places) -> Floats:  # [n] -> [R, n, H], -infinity where a key is not seen
+    s = dot(rows.q[:, None], rows.kept(rows.k, keys)) * rows.scale
+    s = soft_cap(s, rows.cap) if rows.cap else s
+    bias = rows.bias[:, keys, None]
+    return np.where(bias > -np.inf, s + bias, f32(-np.inf))
 
 
 @np.errstate(all="ignore")
-def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
-    """Chunk after chunk of keys, folded in order. counted: whose values are multiplied by their weights, which are 0 if not seen."""
-    rows, heads, _ = q.shape
-    largest, weight, total = np.full((rows, heads), -np.inf, f32), np.zeros((rows, heads), f32), np.zeros(q.shape, f32)
-    for some in slices(bias.shape[1], CHUNK):
-        keys, seen = np.arange(bias.shape[1])[some], bias[:, some] > -np.inf
+def _attended(rows: _Rows) -> Floats:  # [R, H, K]
+    """Chunk after chunk of keys, folded in order."""
+    count, heads, _ = rows.q.shape
+    largest, weight = np.full((count, heads), -np.inf, f32), np.zeros((count, heads), f32)
+    total = np.zeros(rows.q.shape, f32)
+    for chunk in slices(rows.bias.shape[1], CHUNK):
+        keys, seen = np.arange(chunk.start, chunk.stop), rows.bias[:, chunk] > -np.inf
         if not seen.any():
             continue
-        s, values = _scores(q, k, slot, keys, bias[:, some], scale, cap), _kept(v, slot, keys, heads)
+        s, values = _scores(rows, keys), rows.kept(rows.v, keys)
         m = s.max(axis=1)
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))
-        part = np.zeros(q.shape, f32)
-        for j in range(len(keys)):
-            part = np.where(counted[:, keys[j], None, None], fma(p[:, j, :, None], values[:, j], part), part)
+        part = np.zeros(rows.q.shape, f32)
+        for j, key in enumerate(keys):
+            counted = rows.counted[:, key, None, None]
+            part = np.where(counted, fma(p[:, j, :, None], values[:, j], part), part)
         after = np.maximum(largest, m)
         a, b, sees = exp(largest - after), exp(m - after), np.asarray(seen.any(axis=1))[:, None]
         weight = np.where(sees, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
@@ -93,16 +138,15 @@ def _attended(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, cou
 
 
 @np.errstate(all="ignore")
-def _attended_in_float16(q: Floats, k: NDArray, v: NDArray, slot: Places, bias: Floats, counted: Flags, scale: f32, cap: Scalar) -> Floats:
-    keys, heads = np.arange(bias.shape[1]), q.shape[1]
-    chunks = slices(len(keys), CHUNK)
-    s = np.concatenate([_scores(q, k, slot, keys[some], bias[:, some], scale, cap) for some in chunks], axis=1)
+def _attended_in_float16(rows: _Rows) -> Floats:  # [R, H, K]
+    keys = np.arange(rows.bias.shape[1])
+    s = np.concatenate([_scores(rows, keys[chunk]) for chunk in slices(len(keys), CHUNK)], axis=1)
     p = exp(s - s.max(axis=1, keepdims=True))
-    weight, total = np.zeros((len(q), heads)), np.zeros(q.shape)
+    weight, total = np.zeros(rows.q.shape[:2]), np.zeros(rows.q.shape)
     for j in keys:
         weight = weight + p[:, j]
     rounded = (p * (f32(1) / weight.astype(f32))[:, None]).astype(np.float16).astype(np.float64)
     for j in keys:
-        products = rounded[:, j, :, None] * _kept(v, slot, keys[j : j + 1], heads)[:, 0]
-        total = np.where(counted[:, j, None, None], total + products, total)
+        products = rounded[:, j, :, None] * rows.kept(rows.v, keys[j : j + 1])[:, 0]
+        total = np.where(rows.counted[:, j, None, None], total + products, total)
     return total.astype(f32)

@@ -1,6 +1,7 @@
 """Matrices in ggml's block types: their weights, and their products as llama.cpp's CPU backend defines them.
 
-base/block_formats.py is the table of the types: where the integers and the floats lie in the bytes of a block.
+base/block_formats.py is the table of the types:
+where the integers and the floats lie in the bytes of a block.
 """
 
 import numpy as np
@@ -14,11 +15,12 @@ from .numbers import Floats, dot, f32, fma
 
 Bytes = NDArray[np.uint8]
 
-# --- weights --------------------------------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------------------
 
 
 def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], type -> [N, M]
-    """Each weight is code * scale + minimum, where scale and minimum are of RUN weights: a float, times a small integer in some types.
+    """Each weight is code * scale + minimum, where scale and minimum are of RUN weights: a float, times a
+    small integer in some types.
 
     All these products are exact. The codes of some types stand for rows of a grid, whose tables gguf-py has.
     """
@@ -42,14 +44,16 @@ def factors_of(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [
     return np.repeat(-numbers if factor.negative else numbers, RUN, axis=1)
 
 
-# --- products as llama.cpp defines them -----------------------------------------------------------------------------------------------
+# --- products as llama.cpp defines them ---------------------------------------------------------------------
 
 
 @np.errstate(invalid="ignore")
-def product_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+def product_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:
+    # [R, M], [N, bytes of a row], type -> [R, N]
     """x, rounded for the type, times the transposed matrix.
 
-    A type whose codes are rows of a grid has no integers here: the rounded activations are multiplied as floats.
+    A type whose codes are rows of a grid has no integers here:
+    the rounded activations are multiplied as floats.
     """
     q, dx, sx = rounded(x, kind)
     if kind not in GRID_TYPES:
@@ -59,11 +63,14 @@ def product_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  #
 
 
 @np.errstate(all="ignore")
-def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floats]:  # [R, M] -> [R, M], [R, U], [R, U]
-    """Codes, scales, and sums of codes times scale, U of each: ggml's Q8_K for types of 256 weights to a block, else Q8_0 and Q8_1.
+def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floats]:
+    # [R, M] -> [R, M], [R, U], [R, U]
+    """Codes, scales, and sums of codes times scale, U of each:
+    ggml's Q8_K for types of 256 weights to a block, else Q8_0 and Q8_1.
 
-    Q8_K: 256 numbers share a scale, of the sign that makes the first of the largest -127. Q8_0: 32 numbers share a scale; their codes come
-    from the exact scale, which is then rounded to float16, as are Q8_1's sums. A number that is not finite makes its block's scale NaN.
+    Q8_K: 256 numbers share a scale, of the sign that makes the first of the largest -127. Q8_0: 32 numbers
+    share a scale; their codes come from the exact scale, which is then rounded to float16, as are Q8_1's
+    sums. A number that is not finite makes its block's scale NaN.
     """
     size = 256 if kind.block == 256 else 32
     parts = x.reshape(len(x), -1, size)
@@ -83,14 +90,19 @@ def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floa
 @np.errstate(all="ignore")
 def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kind: TensorType) -> Floats:
     # what `rounded` gives, [N, bytes of a row], type -> [R, N]
-    """Rounded activations times the transposed matrix: int8 times integers, exact inside a unit, then unit after unit in float32.
+    """Rounded activations times the transposed matrix: int8 times integers, exact inside a unit,
+    then unit after unit in float32.
 
-    A unit is a block of 256 weights, or the 32 weights (16 in NVFP4) that share both scales. Its weights are (d * s_j) * c_i - dmin * m_j,
-    with codes c, small integers s and m for each run of weights j (s is 1 where the type has none), and floats d and dmin. From acc = +0:
+    A unit is a block of 256 weights, or the 32 weights (16 in NVFP4) that share both scales. Its weights are
+    (d * s_j) * c_i - dmin * m_j, with codes c, small integers s and m for each run of weights j (s is 1 where
+    the type has none), and floats d and dmin. From acc = +0:
 
         acc = fma(float32(sum over i of s_j * c_i * q_i), d * dx, acc)
-        acc = fma(float32(sum over j of m_j * (sum over i in j of q_i)), -(dmin * dx), acc)      if the type has integer minimums
-        acc = fma(m, sx, acc)                                    if it has a float minimum m: Q4_1 and Q5_1, sx is Q8_1's sum in float16
+        acc = fma(float32(sum over j of m_j * (sum over i in j of q_i)), -(dmin * dx), acc)
+        acc = fma(m, sx, acc)
+
+    The second step is that of types with integer minimums, the third of those with a float minimum m: Q4_1
+    and Q5_1, whose sx is Q8_1's sum in float16.
     """
     record, n, blocks = FORMATS[kind.name], len(data), data.reshape(-1, kind.block_bytes)
     unit = 16 if kind is NVFP4 else q.shape[1] // dx.shape[1]
@@ -100,8 +112,8 @@ def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kin
         return rows.reshape(len(rows), -1, unit).swapaxes(0, 1).astype(np.float64)
 
     def sums(integers: NDArray[np.int64]) -> Floats:  # of products with q: [blocks, weights] -> [units, R, N]
-        exact = in_units(q) @ in_units(integers.reshape(n, -1)).swapaxes(1, 2)  # far below 2^53, so the order is free
-        return exact.astype(np.int64).astype(f32)
+        exact = in_units(q) @ in_units(integers.reshape(n, -1)).swapaxes(1, 2)
+        return exact.astype(np.int64).astype(f32)  # far below 2^53, so the order is free
 
     def of_units(factor: Factor) -> Floats:  # -> [N, units]
         return _floats(blocks, record, factor)[:, :: unit // RUN].reshape(n, -1)
@@ -109,7 +121,8 @@ def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kin
     def of_weights(factor: Factor) -> NDArray[np.int64]:  # -> [blocks, weights]
         return np.repeat(_small_integers(blocks, record, factor), RUN, axis=1)
 
-    d, products, least = of_units(record.scale), sums(_codes(blocks, record) * of_weights(record.scale)), record.minimum
+    d, least = of_units(record.scale), record.minimum
+    products = sums(_codes(blocks, record) * of_weights(record.scale))
     if least is not None:
         m, subtracted = of_units(least), sums(of_weights(least))
     acc = np.zeros((len(q), n), f32)
@@ -122,7 +135,7 @@ def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kin
     return acc
 
 
-# --- what is in a block ---------------------------------------------------------------------------------------------------------------
+# --- what is in a block -------------------------------------------------------------------------------------
 
 
 def _codes(blocks: Bytes, record: Format) -> NDArray[np.int64]:  # [blocks, bytes] -> [blocks, weights]

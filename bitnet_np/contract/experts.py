@@ -9,7 +9,8 @@ from .numbers import Floats, exp, f32
 def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> int32 [R, k]
     """The experts with the k largest logits, largest first, lower numbers first among equal ones.
 
-    A logit that is NaN is larger than none. The first expert that is left is taken where no other is larger, so k experts are taken.
+    A logit that is NaN is larger than none. The first expert that is left is taken where no other is larger,
+    so k experts are taken.
     """
     rows, (count, experts) = np.arange(len(logits)), logits.shape
     chosen, taken = np.empty((count, k), np.int32), np.zeros(logits.shape, bool)
@@ -22,7 +23,8 @@ def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> int32
 
 
 @np.errstate(all="ignore")
-def expert_weights(logits: Floats, experts: NDArray[np.int32], normalized: bool) -> Floats:  # [R, E], int32 [R, k] -> [R, k]
+def expert_weights(logits: Floats, experts: NDArray[np.int32], normalized: bool) -> Floats:
+    # [R, E], int32 [R, k] -> [R, k]
     """The softmax of all logits at these experts, divided by the sum of these k if `normalized`."""
     p = exp(logits - logits.max(axis=1, keepdims=True))
     weights = np.take_along_axis(p, experts, axis=1) / _sum_in_order(p)

@@ -1,4 +1,5 @@
-"""What every operation is made of: fused multiply-adds, sums in lanes, and functions of one number, with their constants."""
+"""What every operation is made of: fused multiply-adds, sums in lanes, and functions of one number,
+with their constants."""
 
 from collections.abc import Sequence
 
@@ -10,15 +11,15 @@ f32 = np.float32
 
 LANES, WIDE_LANES = 16, 128  # of a sum in float32, and of one in float64
 
-# --- sums -----------------------------------------------------------------------------------------------------------------------------
+# --- sums ---------------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")
 def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
     """a * b + c in float32, rounded once: what processors have an instruction for.
 
-    The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose last bit is 1, unless it is
-    exact), after which rounding to float32 cannot meet a false tie.
+    The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose
+    last bit is 1, unless it is exact), after which rounding to float32 cannot meet a false tie.
     """
     x, y, z = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (a, b, c)))
     product = x * y
@@ -30,7 +31,8 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
     return np.where(inexact & even, np.nextafter(total, np.copysign(np.inf, error)), total).astype(f32)
 
 
-def in_lanes(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
+def in_lanes(x: NDArray, n: int = LANES) -> NDArray:
+    # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
     x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % n), x.dtype)], axis=-1)
     return x.reshape(*x.shape[:-1], -1, n)
 
@@ -54,7 +56,8 @@ def dot(a: Floats, b: Floats) -> Floats:  # [..., m], [..., m] -> [...]
 
 @np.errstate(all="ignore")
 def lane_sum(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [...]
-    """The sum in n lanes. In float64, numbers and squares of float32 are exact, so a plain addition equals a fused one."""
+    """The sum in n lanes. In float64, numbers and squares of float32 are exact,
+    so a plain addition equals a fused one."""
     numbers = in_lanes(x, n)
     lanes = np.zeros((*x.shape[:-1], n), x.dtype)
     for i in range(numbers.shape[-2]):
@@ -62,7 +65,7 @@ def lane_sum(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [...]
     return halve(lanes)
 
 
-# --- functions of one number ----------------------------------------------------------------------------------------------------------
+# --- functions of one number --------------------------------------------------------------------------------
 
 MAGIC = f32(1.5 * 2**23)  # x + MAGIC has no fraction bits left: adding it rounds |x| < 2^22 to an integer
 LOG2_E = f32(1.4426950408889634)
@@ -70,7 +73,7 @@ LN2_HIGH, LN2_LOW = f32(0.693145751953125), f32(1.4286068203094172e-06)
 EXP_LOWEST, EXP_HIGHEST = f32(-104), f32(89)  # beyond these the answer is 0 or infinity
 EXP = tuple(map(f32, (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)))  # of r^2, r^3, ... r^6
 TANH_SMALL, TANH_LARGEST = f32(0.17), f32(10)
-GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), and 0.044715 times that
+GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 ROOT_HALF = f32(0.7071067811865476)
 ERF_LIMIT, ERFC_LIMIT = f32(0.9375), f32(6)
 ERF = tuple(map(f32, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
@@ -81,7 +84,8 @@ ERFC = (
 
 
 def polynomial(x: Floats, coefficients: Sequence[np.float32]) -> Floats:
-    """c[0] + c[1] x + c[2] x^2 + ... by Horner's rule: a fused multiply-add for each coefficient but the last."""
+    """c[0] + c[1] x + c[2] x^2 + ... by Horner's rule:
+    a fused multiply-add for each coefficient but the last."""
     p = np.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
         p = fma(p, x, c)
@@ -90,7 +94,8 @@ def polynomial(x: Floats, coefficients: Sequence[np.float32]) -> Floats:
 
 @np.errstate(all="ignore")
 def exp(x: Floats) -> Floats:
-    """e^x: x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; a polynomial in r, times 2^n, rounded once. NaN stays NaN."""
+    """e^x: x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; a polynomial in r, times 2^n,
+    rounded once. NaN stays NaN."""
     x = np.clip(x, EXP_LOWEST, EXP_HIGHEST)
     n = fma(x, LOG2_E, MAGIC) - MAGIC
     r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
@@ -100,7 +105,8 @@ def exp(x: Floats) -> Floats:
 
 @np.errstate(all="ignore")
 def tanh(x: Floats) -> Floats:
-    """m / (m + 2) with m = e^2|x| - 1, which is exp's polynomial without its 1 near 0, where the difference would cancel."""
+    """m / (m + 2) with m = e^2|x| - 1, which is exp's polynomial without its 1 near 0,
+    where the difference would cancel."""
     a = np.minimum(np.abs(x), TANH_LARGEST)
     y = a + a
     m = np.where(a < TANH_SMALL, fma(y * y, polynomial(y, EXP), y), exp(y) - f32(1))
@@ -110,7 +116,8 @@ def tanh(x: Floats) -> Floats:
 
 @np.errstate(all="ignore")
 def normal_cdf(x: Floats) -> Floats:
-    """The normal distribution function, half of erfc(-x / sqrt 2): by erf near 0, by erfc elsewhere, so that nothing cancels.
+    """The normal distribution function, half of erfc(-x / sqrt 2): by erf near 0, by erfc elsewhere,
+    so that nothing cancels.
 
     erf(t) = t + t p(t^2) up to ERF_LIMIT, erfc(t) = e^(t q(t)) up to ERFC_LIMIT, beyond which it is 0.
     """
@@ -121,12 +128,19 @@ def normal_cdf(x: Floats) -> Floats:
 
 
 PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)  # pi / 2 in three parts
-SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000)
-COS = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 87178291200, 1 / 20922789888000)
+SIN = (
+    *(-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800),
+    *(1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000),
+)
+COS = (
+    *(-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800),
+    *(1 / 479001600, -1 / 87178291200, 1 / 20922789888000),
+)
 
 
 def cos_sin(angle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines in float64: plain products and sums of Taylor's series, after taking off n quarter turns."""
+    """Cosines and sines in float64: plain products and sums of Taylor's series,
+    after taking off n quarter turns."""
     n = np.floor(angle * (2 / np.pi) + 0.5)
     r = ((angle - n * PI_2[0]) - n * PI_2[1]) - n * PI_2[2]
     z = r * r

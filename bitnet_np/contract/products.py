@@ -12,7 +12,7 @@ from .numbers import Floats, dot, f32
 
 OUTPUTS = 1 << 10  # rows of a matrix whose weights are in memory at a time
 
-# --- of floats and blocks -------------------------------------------------------------------------------------------------------------
+# --- of floats and blocks -----------------------------------------------------------------------------------
 
 
 def widened(table: NDArray) -> Floats:
@@ -25,32 +25,34 @@ def embed(table: NDArray, tokens: Places) -> Floats:  # [V, D], [R] -> [R, D]
     return widened(table[tokens])
 
 
-def embed_blocks(data: Bytes, kind: TensorType, tokens: Places) -> Floats:  # [V, bytes of a row], type, [R] -> [R, D]
+def embed_blocks(data: Bytes, kind: TensorType, tokens: Places) -> Floats:
+    # [V, bytes of a row], type, [R] -> [R, D]
     return weights(data[tokens], kind)
 
 
 def _by_outputs(rows: int, outputs: int, product: Callable[[slice], Floats]) -> Floats:  # -> [rows, outputs]
     """A product, some of its outputs at a time: no output depends on another."""
-    return np.concatenate([product(some) for some in parts(outputs, rows, OUTPUTS)], axis=1)
+    return np.concatenate([product(part) for part in parts(outputs, rows, OUTPUTS)], axis=1)
 
 
 def matmul(x: Floats, table: NDArray) -> Floats:  # [R, M], [N, M] -> [R, N]
-    return _by_outputs(len(x), len(table), lambda some: dot(x[:, None], widened(table[some])))
+    return _by_outputs(len(x), len(table), lambda part: dot(x[:, None], widened(table[part])))
 
 
-def matmul_blocks(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
-    return _by_outputs(len(x), len(data), lambda some: dot(x[:, None], weights(data[some], kind)))
+def matmul_blocks(x: Floats, data: Bytes, kind: TensorType) -> Floats:
+    # [R, M], [N, bytes of a row], type -> [R, N]
+    return _by_outputs(len(x), len(data), lambda part: dot(x[:, None], weights(data[part], kind)))
 
 
 def matmuls_blocks_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list[Floats]:
     # [R, M], ([N, bytes of a row], type) each -> [R, N] each
     def one(data: Bytes, kind: TensorType) -> Floats:
-        return _by_outputs(len(x), len(data), lambda some: product_as_llama_cpp(x, data[some], kind))
+        return _by_outputs(len(x), len(data), lambda part: product_as_llama_cpp(x, data[part], kind))
 
     return [one(*matrix) for matrix in matrices]
 
 
-# --- ternary --------------------------------------------------------------------------------------------------------------------------
+# --- ternary ------------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")
@@ -67,8 +69,9 @@ def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: Bytes, w_scale: f3
     # int8 [R, M], [R], packed [N, M], float32, N -> [R, N]
     matrix = unpacked(codes, (width, q.shape[1]))
 
-    def product(some: slice) -> Floats:
-        total = q.astype(np.float64) @ matrix[some].astype(np.float64).T  # far below 2^53: exact in any order
+    def product(outputs: slice) -> Floats:
+        total = q.astype(np.float64) @ matrix[outputs].astype(np.float64).T
+        # far below 2^53: exact in any order
         return total.astype(np.int64).astype(f32) / scale[:, None] * w_scale
 
     return _by_outputs(len(q), width, product)
@@ -78,13 +81,15 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[Bytes, 
     return [ternary_matmul(q, scale, *matrix) for matrix in matrices]
 
 
-def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:  # packed [N, M] -> [N, M] of -1, 0, +1
+def unpacked(codes: Bytes, shape: tuple[int, int]) -> NDArray[np.int8]:
+    # packed [N, M] -> [N, M] of -1, 0, +1
     """The matrix that packed codes stand for; they count 0, 1, 2.
 
-    16 rows lie side by side, and 64 bytes hold 16 columns of them: column c of the 16 is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4).
-    Rows and columns are padded to multiples of 16.
+    16 rows lie side by side, and 64 bytes hold 16 columns of them: column c of the 16 is in byte 4 * row + c
+    % 4 at bits 6 - 2 * (c // 4). Rows and columns are padded to multiples of 16.
     """
     groups, steps = (-(-size // 16) for size in shape)
-    fields = codes.reshape(groups, steps, 16, 1, 4) >> np.array([[6], [4], [2], [0]], np.uint8) & 3  # group, step, row, c // 4, c % 4
+    shifts = np.array([[6], [4], [2], [0]], np.uint8)
+    fields = codes.reshape(groups, steps, 16, 1, 4) >> shifts & 3  # group, step, row, c // 4, c % 4
     matrix = fields.transpose(0, 2, 1, 3, 4).reshape(16 * groups, 16 * steps)
     return matrix[: shape[0], : shape[1]].astype(np.int8) - np.int8(1)

@@ -8,9 +8,21 @@ from numpy.typing import NDArray
 from ..base.tensor_types import Q8_0
 from .arrays import Places
 from .blocks import rounded
-from .numbers import GELU_CUBIC, GELU_LINEAR, WIDE_LANES, Floats, cos_sin, exp, f32, fma, lane_sum, normal_cdf, tanh
+from .numbers import (
+    GELU_CUBIC,
+    GELU_LINEAR,
+    WIDE_LANES,
+    Floats,
+    cos_sin,
+    exp,
+    f32,
+    fma,
+    lane_sum,
+    normal_cdf,
+    tanh,
+)
 
-# --- norms ----------------------------------------------------------------------------------------------------------------------------
+# --- norms --------------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")
@@ -23,16 +35,18 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
 
 
 @np.errstate(all="ignore")
-def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:
+    # [R, D], [D], [D] -> [R, D]
     """x less its mean, in float64 and rounded once, then as `rms_norm`, plus the bias or +0."""
     mean = lane_sum(x.astype(np.float64), WIDE_LANES) / x.shape[1]
     return rms_norm((x - mean[:, None]).astype(f32), gain, eps) + (f32(0) if bias is None else bias)
 
 
-# --- positions ------------------------------------------------------------------------------------------------------------------------
+# --- positions ----------------------------------------------------------------------------------------------
 
 
-def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # float64 [R, J] -> cosines and sines [R, J]
+def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:
+    # float64 [R, J] -> cosines and sines [R, J]
     cos, sin = cos_sin(angle)
     return cos.astype(f32), sin.astype(f32)
 
@@ -56,7 +70,7 @@ def _rotated(x: Floats, cos: Floats, sin: Floats, first: slice, second: slice) -
     return out
 
 
-# --- sums and roundings ---------------------------------------------------------------------------------------------------------------
+# --- sums and roundings -------------------------------------------------------------------------------------
 
 
 def add(a: Floats, b: Floats) -> Floats:  # [R, D] x 2 -> [R, D]
@@ -77,7 +91,8 @@ def take(x: Floats, rows: Places) -> Floats:  # [R, D], [B] -> [B, D]
 
 @np.errstate(all="ignore")
 def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
-    """x rounded to the numbers that a type can hold. int8 has one step for M numbers; ggml's blocks have one for 32 numbers."""
+    """x rounded to the numbers that a type can hold. int8 has one step for M numbers;
+    ggml's blocks have one for 32 numbers."""
     rows = x.reshape(-1, x.shape[-1])
     kept: Any
     if kind == "float16":
@@ -102,7 +117,8 @@ def _upper_half(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _in_q4_0(x: Floats) -> Floats:  # [blocks, 32] -> [blocks, 32]
-    """Codes -8 to 7, by the exact step that makes the first of the largest -8. Half a step goes up. The step is then rounded to float16."""
+    """Codes -8 to 7, by the exact step that makes the first of the largest -8. Half a step goes up. The step
+    is then rounded to float16."""
     largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1), None]
     step = largest / f32(-8)
     per_unit = np.where(step == 0, f32(0), f32(1) / step)
@@ -110,7 +126,7 @@ def _in_q4_0(x: Floats) -> Floats:  # [blocks, 32] -> [blocks, 32]
     return codes * step.astype(np.float16).astype(f32)
 
 
-# --- activations ----------------------------------------------------------------------------------------------------------------------
+# --- activations --------------------------------------------------------------------------------------------
 
 
 @np.errstate(all="ignore")
@@ -136,7 +152,8 @@ def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
 
 @np.errstate(all="ignore")
 def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """x (1 + tanh(y / 2)) / 2 with y / 2 = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-y): nothing cancels."""
+    """x (1 + tanh(y / 2)) / 2 with y / 2 = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-y):
+    nothing cancels."""
     y = x * fma(x * x, GELU_CUBIC, GELU_LINEAR)
     return x / (f32(1) + exp(-y))
 

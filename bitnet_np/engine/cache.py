@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from ..base.errors import CapacityError, SlotError, listed
 from ..base.validate import dtype_of, flag, instance, integer, items_of
@@ -17,14 +17,15 @@ from ..kernels.storage import HOST, nbytes_of
 from ..model.records import Config
 from .backend import Array, Backend, Storage
 from .repeats import Repeats
-from .tokens import Rows
+from .tokens import Ints, Rows
 
 R = TypeVar("R")
 
 Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
-"""Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
+"""Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R],
+positions [R] -> [R, H, K]."""
 
-Part = slice | NDArray[np.int64]
+Part = slice | Ints
 """Some of a pass's rows: consecutive ones, or those of these numbers."""
 
 ALL = slice(None)
@@ -37,19 +38,21 @@ def rows_of(array: Array, part: Part) -> Array:
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention of a pass over new rows: their keys and values are written, and their queries attend to everything in their slots."""
+    """Attention of a pass over new rows: their keys and values are written, and their queries attend to
+    everything in their slots."""
 
     storage: Storage
     keys: Array  # [L, B, S, G, K]; with L = 1 for whole sequences, whose layers take turns
     values: Array
     rows: Rows  # in the storage's memory
     attention: Attention
-    mark: Callable[[str, int], None] = lambda event, count: None  # called with ("kv_write", positions) for each write
+    mark: Callable[[str, int], None] = lambda event, count: None  # of each write: "kv_write", positions
     repeats: Repeats | None = None  # recordings of passes like this one, where it may have some
     masked: bool = False  # whether a mask, by which rows may see later ones, replaces the causal rule
 
-    def __call__(self, layer: int, q: Array | None, k: Array | None, v: Array | None, part: Part = ALL) -> Array:
-        """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given, to all that is written."""
+    def __call__(self, layer: int, q: Array, k: Array, v: Array, part: Part = ALL) -> Array:
+        """Write k and v [R, G, K] of some rows, if given; then attend by their q [R, H, K], if given,
+        to all that is written."""
         keys, values = (array[layer % len(array)] for array in (self.keys, self.values))
         slot, position = rows_of(self.rows.slot, part), rows_of(self.rows.position, part)
         if k is not None:
@@ -57,21 +60,25 @@ class Attend:
             self.mark("kv_write", len(k))
         if q is None:
             return None
-        return self.attention(layer, q, self.storage.readable(keys), self.storage.readable(values), slot, position)
+        keys, values = self.storage.readable(keys), self.storage.readable(values)
+        return self.attention(layer, q, keys, values, slot, position)
 
 
 class KVCache:
     """Keys and values of `batch` sequences (slots) of up to `capacity` positions each.
 
-    `k` and `v` are [L, B, S, G, K], 2 * L * B * S * G * K * itemsize bytes together. `lengths` [B] says how many positions of each slot
-    are filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes. Only filled
-    positions are ever touched: unused capacity takes address space, but no memory.
+    `k` and `v` are [L, B, S, G, K], 2 * L * B * S * G * K * itemsize bytes together. `lengths` [B] says how
+    many positions of each slot are filled. Everything past a slot's length is zero, always, so that two
+    caches with the same content have the same bytes. Only filled positions are ever touched: unused capacity
+    takes address space, but no memory.
 
-    As float32, the default, the cache holds what the model computes, and logits do not depend on there being a cache. As float16 it
-    takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the
-    same bits in any chunks and any batch, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
+    As float32, the default, the cache holds what the model computes, and logits do not depend on there being
+    a cache. As float16 it takes half the memory, and keys and values are rounded on their way in: logits then
+    differ from the definition's. They are still the same bits in any chunks and any batch, and those of
+    dialect bitnet.cpp do not change, because it rounds there anyway.
 
-    Several threads may run passes over one cache at the same time, each over different slots; nothing else may change the cache meanwhile.
+    Several threads may run passes over one cache at the same time, each over different slots; nothing else
+    may change the cache meanwhile.
     """
 
     def __init__(
@@ -83,7 +90,8 @@ class KVCache:
         *,
         storage: Storage = HOST,
     ):
-        """`capacity` defaults to the model's context, `storage` to NumPy's arrays (new_cache makes caches for other backends).
+        """`capacity` defaults to the model's context,
+        `storage` to NumPy's arrays (new_cache makes caches for other backends).
 
         Raises OptionError, or CapacityError when there is not enough memory.
         """
@@ -98,10 +106,12 @@ class KVCache:
         self.repeats = Repeats()
 
     def __repr__(self) -> str:
-        return f"<KVCache of {self.dtype}: {listed(self.lengths.tolist())} of {self.capacity} positions in {self.batch} slots>"
+        filled = f"{listed(self.lengths.tolist())} of {self.capacity} positions"
+        return f"<KVCache of {self.dtype}: {filled} in {self.batch} slots>"
 
     def _sizes(self, batch: int, capacity: int) -> tuple[int, int]:
-        """Batch and capacity, checked. Raises OptionError, or CapacityError for more positions than the storage can hold."""
+        """Batch and capacity, checked. Raises OptionError,
+        or CapacityError for more positions than the storage can hold."""
         batch, capacity = integer("KV cache: batch", batch, 1), integer("KV cache: capacity", capacity, 1)
         most = self.storage.most_positions
         if most is not None and capacity > most:
@@ -129,13 +139,16 @@ class KVCache:
             raise SlotError(f"KV cache: slot {slot} does not exist, there are {self.batch}")
         return slot
 
-    def reserve(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Check that counts[i] more positions fit into slot slots[i]; returns the slots' lengths now. Changes nothing.
+    def reserve(self, slots: Ints, counts: Ints) -> Ints:
+        """Check that counts[i] more positions fit into slot slots[i]; returns the slots' lengths now.
+        Changes nothing.
 
-        Raises CapacityError for too many slots or positions, SlotError for a slot that does not exist or is named twice.
+        Raises CapacityError for too many slots or positions,
+        SlotError for a slot that does not exist or is named twice.
         """
         if slots.size > self.batch:
-            raise CapacityError(f"Batch size {slots.size} exceeds KVCache capacity {self.batch}. Make a KVCache with batch={slots.size}.")
+            exceeds = f"Batch size {slots.size} exceeds KVCache capacity {self.batch}"
+            raise CapacityError(f"{exceeds}. Make a KVCache with batch={slots.size}.")
         for slot in slots:
             self._checked(int(slot))
         if np.unique(slots).size != slots.size:
@@ -143,21 +156,25 @@ class KVCache:
         lengths = self.lengths[slots]
         for slot, length, count in zip(slots, lengths, counts, strict=True):
             if length + count > self.capacity:
-                raise CapacityError(f"KV cache: slot {slot} holds {length} of {self.capacity} positions, {count} more do not fit")
+                holds = f"slot {slot} holds {length} of {self.capacity} positions"
+                raise CapacityError(f"KV cache: {holds}, {count} more do not fit")
         return lengths
 
     def _check_idle(self, slots: Iterable[int]) -> None:
         if taken := self._written.intersection(slots):
             raise _written_to(taken)
 
-    def append(self, slots: NDArray[np.int64], counts: NDArray[np.int64], write: Callable[[NDArray[np.int64]], R]) -> R:
-        """write(start), which writes counts[i] more positions to slot slots[i], from start[i] on. The slots hold them afterwards.
+    def append(self, slots: Ints, counts: Ints, write: Callable[[Ints], R]) -> R:
+        """write(start), which writes counts[i] more positions to slot slots[i], from start[i] on.
+        The slots hold them afterwards.
 
-        If it raises, the cache is as it was, and so it is where Ctrl-C comes before the end. Raises what `reserve` raises, and SlotError if
-        another pass, of a thread or a recorder, writes to one of the slots.
+        If it raises, the cache is as it was, and so it is where Ctrl-C comes before the end. Raises what
+        `reserve` raises, and SlotError if another pass, of a thread or a recorder, writes to one of the
+        slots.
 
-        Python lets other threads run, and raises KeyboardInterrupt, behind calls and at the beginnings of functions and of a loop's rounds.
-        So nothing is called from the look at `_written` to `try`, nor at the end, and what has to be undone is undone by one call of C.
+        Python lets other threads run, and raises KeyboardInterrupt, behind calls and at the beginnings of
+        functions and of a loop's rounds. So nothing is called from the look at `_written` to `try`, nor at
+        the end, and what has to be undone is undone by one call of C.
         """
         this = _Pass(get_ident(), self, set(slots.tolist()))
         key = id(this)
@@ -167,7 +184,8 @@ class KVCache:
         _passes[key] = this
         try:
             start = self.reserve(slots, counts)
-            this.parts = self._parts(zip(slots.tolist(), start.tolist(), (start + counts).tolist(), strict=True))
+            places = slots.tolist(), start.tolist(), (start + counts).tolist()
+            this.parts = self._parts(zip(*places, strict=True))
             undo = map(call, this.parts)
             try:
                 out = write(start)
@@ -182,7 +200,8 @@ class KVCache:
             del _passes[key]
 
     def _parts(self, parts: Iterable[tuple[int, int, int]]) -> Sequence[Callable[[], object]]:
-        """What zeros positions start..end of slots, (slot, start, end) each, in every layer, where each is called."""
+        """What zeros positions start..end of slots, (slot, start, end) each, in every layer,
+        where each is called."""
         return [self.storage.erasing(array, *part) for part in parts for array in (self.k, self.v)]
 
     def truncate(self, slot: int, length: int) -> None:
@@ -191,10 +210,11 @@ class KVCache:
         Raises SlotError for a slot that does not exist, CapacityError for a length that it does not have.
         """
         slot, length = self._checked(slot), _count("length", length)
-        if not 0 <= length <= self.lengths[slot]:
-            raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
+        filled = int(self.lengths[slot])
+        if not 0 <= length <= filled:
+            raise CapacityError(f"KV cache: slot {slot} holds {filled} positions, cannot be cut to {length}")
         self._check_idle((slot,))
-        erase = map(call, self._parts([(slot, length, int(self.lengths[slot]))]))
+        erase = map(call, self._parts([(slot, length, filled)]))
         self.lengths[slot] = length
         deque(erase, 0)  # all of them, by one call of C
 
@@ -212,29 +232,35 @@ class KVCache:
             self.truncate(each, 0)
 
     def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
-        """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
+        """Copy the first `length` positions of slot `source` (default: all) to other slots,
+        which must be empty.
 
-        A sequence continues in a target with the bits it would have had in the source. It is a copy of 2 * L * length * G * K * itemsize
-        bytes for each target: for the 2B model 154 KB a position in float32, 17 ms for 1,000 positions on one Zen 4 core, or 160 ms if
-        the target's memory is touched for the first time. Copy-on-write pages were also measured: 0.5 ms, and 17 ms when they are first
-        read. That does not justify a source that may not be truncated or cleared while a fork lives: prefilling 1,000 positions takes ten
-        seconds.
+        A sequence continues in a target with the bits it would have had in the source. It is a copy of
+        2 * L * length * G * K * itemsize bytes for each target: for the 2B model 154 KB a position in
+        float32, 17 ms for 1,000 positions on one Zen 4 core, or 160 ms if the target's memory is touched for
+        the first time. Copy-on-write pages were also measured: 0.5 ms, and 17 ms when they are first read.
+        That does not justify a source that may not be truncated or cleared while a fork lives: prefilling
+        1,000 positions takes ten seconds.
 
-        Raises what `truncate` does for `length`, and SlotError for a target that does not exist, is not empty, or is named twice.
+        Raises what `truncate` does for `length`, and SlotError for a target that does not exist,
+        is not empty, or is named twice.
         """
-        source, targets = self._checked(source), [self._checked(slot) for slot in items_of("KV cache: slots", targets, SlotError)]
+        source = self._checked(source)
+        targets = [self._checked(slot) for slot in items_of("KV cache: slots", targets, SlotError)]
         filled = int(self.lengths[source])
         length = filled if length is None else _count("length", length)
         if not 0 <= length <= filled:
-            raise CapacityError(f"KV cache: slot {source} holds {filled} positions, {length} cannot be copied")
+            held = f"slot {source} holds {filled} positions"
+            raise CapacityError(f"KV cache: {held}, {length} cannot be copied")
         self._check_idle((source, *targets))
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
         for slot in targets:
             if self.lengths[slot]:
-                raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
+                held = f"slot {slot} holds {self.lengths[slot]} positions"
+                raise SlotError(f"KV cache: {held}, clear it before it is copied to")
 
-        def copy(start: NDArray[np.int64]) -> None:
+        def copy(start: Ints) -> None:
             for slot in targets:
                 for array in (self.k, self.v):
                     self.storage.carry(array, source, array, slot, length)
@@ -242,20 +268,24 @@ class KVCache:
         self.append(np.array(targets, np.int64), np.full(len(targets), length), copy)
 
     def _check_room(self, batch: int, capacity: int) -> None:
-        """Raises SlotError or CapacityError if a slot in use would not fit into `batch` slots of `capacity` positions."""
+        """Raises SlotError or CapacityError if a slot in use would not fit into `batch` slots of `capacity`
+        positions."""
         for slot in np.flatnonzero(self.lengths):
+            held = f"slot {slot} holds {self.lengths[slot]} positions"
             if slot >= batch:
-                raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
+                raise SlotError(f"KV cache: {held}, cannot shrink to {batch} slots")
             if self.lengths[slot] > capacity:
-                raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
+                raise CapacityError(f"KV cache: {held}, cannot shrink to {capacity}")
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
-        """Change the number of slots, or of positions in each. Slots keep what they hold, as far as there is room for it.
+        """Change the number of slots, or of positions in each. Slots keep what they hold,
+        as far as there is room for it.
 
-        Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless `force` is set.
-        Needs memory for the old and the new cache at once.
+        Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless
+        `force` is set. Needs memory for the old and the new cache at once.
         """
-        batch, capacity = self._sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
+        batch = self.batch if batch is None else batch
+        batch, capacity = self._sizes(batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
         if not flag("force", force):
             self._check_room(batch, capacity)
@@ -300,11 +330,18 @@ def _written_to(slots: set[int]) -> SlotError:
     return SlotError(f"KV cache: a forward pass is writing to slot {min(slots)}, expected it to end first")
 
 
-def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dtype: DTypeLike = np.float32) -> KVCache:
+def new_cache(
+    config: Config,
+    batch: int,
+    capacity: int | None,
+    ops: Backend,
+    dtype: DTypeLike = np.float32,
+) -> KVCache:
     """A KV cache in the memory of a backend. Raises what KVCache does."""
     return KVCache(config, batch, capacity, dtype, storage=ops.storage())
 
 
 def _count(name: str, value: int) -> int:
-    """A number of positions as an integer; the caller checks its range, which depends on the slot. Raises CapacityError."""
+    """A number of positions as an integer; the caller checks its range, which depends on the slot.
+    Raises CapacityError."""
     return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)

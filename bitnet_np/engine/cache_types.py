@@ -1,4 +1,5 @@
-"""The types that engines keep keys and values in. Every backend has its own roundings to them (Backend.round_as)."""
+"""The types that engines keep keys and values in.
+Every backend has its own roundings to them (Backend.round_as)."""
 
 from ..base.errors import UnsupportedError
 from ..base.validate import choice
@@ -10,7 +11,9 @@ BLOCK = 32
 
 
 def check(kind: str, head_dim: int) -> None:
-    """Raises OptionError for no type of KINDS, UnsupportedError for one whose blocks do not fit into a row of a head."""
+    """Raises OptionError for no type of KINDS, UnsupportedError for one whose blocks do not fit into a row of
+    a head."""
     choice("kv", kind, KINDS)
     if kind in ("q8_0", "q4_0") and head_dim % BLOCK:
-        raise UnsupportedError(f"the head width is {head_dim}, expected a multiple of {BLOCK} for a KV cache of {kind}")
+        expected = f"expected a multiple of {BLOCK} for a KV cache of {kind}"
+        raise UnsupportedError(f"the head width is {head_dim}, {expected}")

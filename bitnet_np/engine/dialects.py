@@ -12,18 +12,21 @@ from ..model.records import Model
 from ..model.rope import yarn_ramp
 from . import cache_types
 from .backend import Array, Backend
+from .tokens import Ints
 
 
 @dataclass(frozen=True)
 class Dialect:
     """The roundings of one engine.
 
-    in_float16: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV
-    cache and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
-    bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type, also
-    where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with a float32 KV cache and
-    without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys and values are rounded
-    before attention reads them, also in whole sequences; `with_cache` makes such a dialect.
+    in_float16: keys, values, rotated queries, attention probabilities and the head's input are rounded to
+    float16, as with a float16 KV cache and output matrix. stepped_angles: RoPE's angles are stepped from pair
+    to pair in float32 instead of being computed one by one. bitnet.cpp's decode does both.
+    ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type, also
+    where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that,
+    with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache
+    (cache_types.py), to which keys and values are rounded before attention reads them, also in whole
+    sequences; `with_cache` makes such a dialect.
 
     A backend computes all of these roundings, but for the angles.
     """
@@ -40,7 +43,8 @@ class Dialect:
             flag(name, getattr(self, name))
 
     def with_cache(self, kind: str) -> Dialect:
-        """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
+        """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0.
+        Raises OptionError."""
         choice("kind", kind, cache_types.KINDS)
         return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
 
@@ -58,7 +62,7 @@ class Dialect:
         kind = _NARROW.get(table.dtype) if self.ggml_activations else None
         return x if kind is None else ops.round_as(x, kind)
 
-    def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
+    def angles(self, position: Ints, model: Model) -> NDArray[np.float64]:
         """RoPE's angles in radians: [R] -> [R, J]."""
         frequency = model.rope_frequency
         if not self.stepped_angles or not frequency.size:
@@ -66,7 +70,8 @@ class Dialect:
         c = model.config
         divisors = np.ones(frequency.size, np.float32) if model.rope_factors is None else model.rope_factors
         second = min(1, frequency.size - 1)
-        steps = np.full((position.size, frequency.size), np.float32(frequency[second] * divisors[second] * c.rope_scaling))
+        step = np.float32(frequency[second] * divisors[second] * c.rope_scaling)
+        steps = np.full((position.size, frequency.size), step)
         steps[:, 0] = position
         angle = np.multiply.accumulate(steps, axis=1)
         if c.yarn is None:

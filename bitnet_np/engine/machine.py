@@ -1,4 +1,5 @@
-"""The processor and the software that a result was computed on, and digests of the files it was computed from."""
+"""The processor and the software that a result was computed on,
+and digests of the files it was computed from."""
 
 import glob
 import hashlib
@@ -52,11 +53,13 @@ def describe() -> dict[str, Any]:
 
 def facts() -> dict[str, str]:
     """`describe` as text."""
-    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in describe().items()}
+    known = describe().items()
+    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in known}
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file. For a folder, or a model in several GGUF files: SHA-256 of the digests and names of all its files, in order."""
+    """SHA-256 of a file. For a folder, or a model in several GGUF files:
+    SHA-256 of the digests and names of all its files, in order."""
     if path.is_dir():
         return _digest_of_all(path, [p for p in path.rglob("*") if p.is_file()])
     if part := re.fullmatch(r"(.+)-\d{5}(-of-\d{5}\.gguf)", path.name, re.DOTALL):

@@ -1,4 +1,5 @@
-"""A caller's mask: its two forms, and the check before attention reads it. masks.py explains the forms and makes masks."""
+"""A caller's mask: its two forms, and the check before attention reads it.
+masks.py explains the forms and makes masks."""
 
 from typing import Literal, get_args
 
@@ -15,9 +16,11 @@ LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant t
 
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
-    """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
+    """A mask in additive form and of this dtype: a bool mask is translated,
+    an additive one keeps its values."""
     mask, kind = _of_numbers(mask), dtype_of_form("additive", dtype)
-    return np.where(mask, 0.0, -np.inf).astype(kind) if mask.dtype == np.bool_ else mask.astype(kind, copy=False)
+    additive = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask
+    return additive.astype(kind, copy=False)
 
 
 def as_bool(mask: NDArray) -> NDArray[np.bool_]:
@@ -32,25 +35,37 @@ def fully_masked(mask: NDArray) -> NDArray[np.bool_]:  # [..., q, k] -> [..., q]
 
 
 def check(
-    mask: ArrayLike, q_len: int, k_len: int, *, batch: int = 1, form: Form | None = None, past: int | None = None, strict: bool = False
+    mask: ArrayLike,
+    q_len: int,
+    k_len: int,
+    *,
+    batch: int = 1,
+    form: Form | None = None,
+    past: int | None = None,
+    strict: bool = False,
 ) -> NDArray:
     """A caller's mask, checked: a read-only view [1 or B, 1, q_len, k_len] of it.
 
-    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive; with `form`, of that form only. An additive mask may hold
-    finite numbers other than 0, which are biases. With `strict`, no query may see a key after its own position, which is `past` (default
-    k_len - q_len) plus its row.
+    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive; with `form`, of that form only. An
+    additive mask may hold finite numbers other than 0, which are biases. With `strict`, no query may see a
+    key after its own position, which is `past` (default k_len - q_len) plus its row.
 
-    Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
+    Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones,
+    or a finite number meant to be -infinity.
     """
-    q_len, k_len, batch = size("q_len", q_len), size("k_len", k_len), integer("batch", batch, 1, error=MaskError)
+    q_len, k_len = size("q_len", q_len), size("k_len", k_len)
+    batch = integer("batch", batch, 1, error=MaskError)
     given = array_of("mask", mask, MaskError, "rows of one length")
     if given.ndim == 2:
         given = given[None, None]
     if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1:] != (1, q_len, k_len):
         shape = given.shape[2:] if given.ndim == 4 and np.ndim(mask) == 2 else given.shape
         raise MaskError(f"mask has shape {shape}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
-    if form is not None and (given.dtype == np.bool_) != (choice("form", form, get_args(Form), MaskError) == "bool"):
-        raise MaskError(f"mask has dtype {given.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
+    if form is not None:
+        wanted = choice("form", form, get_args(Form), MaskError)
+        if (given.dtype == np.bool_) != (wanted == "bool"):
+            expected = "bool" if wanted == "bool" else "an additive mask of floats"
+            raise MaskError(f"mask has dtype {given.dtype}, expected {expected}")
     if given.dtype != np.bool_:
         _check_additive(given)
     if flag("strict", strict):
@@ -61,31 +76,34 @@ def check(
 
 
 def check_causal(mask: NDArray, past: NDArray[np.int64]) -> None:
-    """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is past [1 or B] plus its row."""
+    """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is
+    past [1 or B] plus its row."""
     position = past[:, None] + np.arange(mask.shape[2])  # [1 or B, q]
     future = as_bool(mask)[:, 0] & (np.arange(mask.shape[3]) > position[:, :, None])
     if future.any():
         b, i, j = np.argwhere(future)[0]
         query = position[b if len(past) > 1 else 0, i]
-        raise MaskError(
-            f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] lets the query at position {query} see the key at position {j}, which is later"
-        )
+        later = f"lets the query at position {query} see the key at position {j}, which is later"
+        raise MaskError(f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] {later}")
 
 
 def _check_additive(array: NDArray) -> None:
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise MaskError(f"mask has dtype {array.dtype}, expected bool, or float32, float64 or float16 to add")
     lowest = max(LOWEST_BIAS, float(np.finfo(array.dtype).min))
+    number = "a number, or -inf where a key is hidden"
+    hidden = "-inf: a finite number hides nothing from a row that sees nothing else"
     for wrong, expected in (
-        (np.isnan(array), "a number, or -inf where a key is hidden"),
-        (array == np.inf, "a number, or -inf where a key is hidden"),
-        ((array <= lowest) & (array > -np.inf), "-inf: a finite number hides nothing from a row that sees nothing else"),
+        (np.isnan(array), number),
+        (array == np.inf, number),
+        ((array <= lowest) & (array > -np.inf), hidden),
     ):
         if wrong.any():
             index = np.argwhere(wrong)[0]
             raise MaskError(f"mask{index.tolist()} is {array[tuple(index)]}, expected {expected}")
     if ((array == 0) | (array == 1)).all() and (array == 1).any():
-        raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: added to scores, ones hide nothing; use bool")
+        why = "added to scores, ones hide nothing; use bool"
+        raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: {why}")
 
 
 def _of_numbers(mask: ArrayLike) -> NDArray:

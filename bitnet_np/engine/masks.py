@@ -1,13 +1,15 @@
-"""Masks as arrays: which keys each query sees. For callers that need an array; the attention kernels work from positions.
+"""Masks as arrays: which keys each query sees. For callers that need an array;
+the attention kernels work from positions.
 
 Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
 
-* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: that gives
-  the same softmax only as long as a row sees something, and a row that sees nothing would attend to everything.
+* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative
+  number: that gives the same softmax only as long as a row sees something, and a row that sees nothing would
+  attend to everything.
 * "bool": True where the key is seen, as ONNX's Attention and PyTorch's scaled_dot_product_attention read it.
 
-A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is refused wherever an additive one
-is expected: added to scores it hides nothing, and lets the future through.
+A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is
+refused wherever an additive one is expected: added to scores it hides nothing, and lets the future through.
 """
 
 from collections import OrderedDict
@@ -33,7 +35,8 @@ from .mask_checks import size as _size
 Align = Literal["bottom_right", "top_left"]
 
 STREAM_ROWS = 256
-_SMALL, _MEDIUM = 1 << 14, 1 << 13  # elements of a mask that is kept; queries and keys of one whose line is: 17 MB at most in all
+# elements of a mask that is kept; queries and keys of one whose line is: 17 MB at most in all
+_SMALL, _MEDIUM = 1 << 14, 1 << 13
 
 
 class _Fields(NamedTuple):
@@ -50,10 +53,12 @@ class Pattern(_Fields):
     window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
     block: only the keys in the query's block of `block` positions, k // block == p // block,
     and widened by
-    sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM, arXiv 2309.17453),
+    sinks: the first `sinks` keys with k <= p, outside the window or block too
+    (StreamingLLM, arXiv 2309.17453),
     prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).
 
-    Raises MaskError for a field that is no integer from 0 to 2**31 - 1, and for sinks without a window or block.
+    Raises MaskError for a field that is no integer from 0 to 2**31 - 1,
+    and for sinks without a window or block.
     """
 
     __slots__ = ()
@@ -61,7 +66,8 @@ class Pattern(_Fields):
     def __new__(cls, window: int = 0, prefix: int = 0, block: int = 0, sinks: int = 0) -> "Pattern":
         self = super().__new__(cls, *map(_size, cls._fields, (window, prefix, block, sinks)))
         if self.sinks and not (self.window or self.block):
-            raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
+            why = "every earlier key is seen anyway"
+            raise MaskError(f"sinks is {self.sinks} without a window or block: {why}")
         return self
 
 
@@ -88,7 +94,8 @@ def plan(
     form: Form = "additive",
     dtype: DTypeLike = np.float32,
 ) -> Plan:
-    """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
+    """The checked arguments of `mask`, for a caller that fills the mask elsewhere.
+    Raises what `mask` does."""
     q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
     choice("align", align, get_args(Align), MaskError)
     if q_len and not k_len:
@@ -100,7 +107,8 @@ def plan(
     else:
         past = max(k_len - q_len, 0) if past is None else _size("past", past)
         if q_len and k_len < past + q_len:
-            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+            fewer = f"{k_len} keys are fewer than {past} past and {q_len} queries"
+            raise MaskError(f"{fewer}; align='top_left' if that is meant")
     return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
 
 
@@ -116,22 +124,32 @@ class _How(TypedDict, total=False):
 def mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, **how: Unpack[_How]) -> NDArray:
     """The mask [q_len, k_len] of one sequence.
 
-    past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
-    query are hidden, like all future keys. With align="top_left" past is 0, and only then may there be fewer keys than queries.
+    past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last
+    key. Keys after the last query are hidden, like all future keys. With align="top_left" past is 0, and only
+    then may there be fewer keys than queries.
     form: "additive" or "bool". dtype: of an additive mask: float32 (the default), float64 or float16.
 
-    q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
+    q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries,
+    or a negative size.
     """
     planned, kept = _planned(q_len, k_len, pattern, how)
     return _build(planned) if kept is None else kept.copy()
 
 
 def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
-    """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one, and all up to its own."""
+    """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one,
+    and all up to its own."""
     return mask(q_len, k_len, form=form, dtype=dtype)
 
 
-def rows(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, block: int = STREAM_ROWS, **how: Unpack[_How]) -> Iterator[NDArray]:
+def rows(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    block: int = STREAM_ROWS,
+    **how: Unpack[_How],
+) -> Iterator[NDArray]:
     """The mask that `mask` gives, in pieces of `block` rows, with O(block * k_len) memory.
 
     Raises, on the call itself, what `mask` does, and MaskError for a block below 1.
@@ -155,10 +173,12 @@ def batch(
 ) -> NDArray:
     """The masks [B, 1, longest q, longest k] of sequences of different lengths.
 
-    Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one or neither of them. Rows past
-    a sequence's queries are padding and see nothing; columns past its keys are padding and are never seen.
+    Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one
+    or neither of them. Rows past a sequence's queries are padding and see nothing; columns past its keys are
+    padding and are never seen.
 
-    Raises MaskError for lengths that are not one integer for each sequence, or for a sequence with fewer keys than queries.
+    Raises MaskError for lengths that are not one integer for each sequence,
+    or for a sequence with fewer keys than queries.
     """
     queries = _sizes("q_lens", q_lens)
     if k_lens is not None and past_lens is not None:
@@ -173,38 +193,43 @@ def batch(
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
     dtype, pattern = _dtype(form, dtype), instance("pattern", pattern, Pattern)
     out = np.full((len(queries), 1, queries.max(), keys.max()), _hidden(dtype), dtype)
-    for own, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
-        _fill(own[:q_len, :k_len], k_len - q_len, pattern)
+    for sequence, q_len, k_len in zip(out[:, 0], queries.tolist(), keys.tolist(), strict=True):
+        _fill(sequence[:q_len, :k_len], k_len - q_len, pattern)
     return out
 
 
 def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> NDArray:
-    """The mask [q_len, k_len] that `mask` gives, as a read-only view of a larger one [N, N] of the same pattern: nothing is made.
+    """The mask [q_len, k_len] that `mask` gives,
+    as a read-only view of a larger one [N, N] of the same pattern: nothing is made.
 
-    whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask` does, and MaskError for a mask
-    that is not square, or too small.
+    whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask`
+    does, and MaskError for a mask that is not square, or too small.
     """
     planned, whole = plan(q_len, k_len, past=past), array_of("the larger mask", whole, MaskError)
     end = max(planned.past + q_len, k_len)
     if whole.ndim != 2 or whole.shape[0] != whole.shape[1] or len(whole) < end:
-        raise MaskError(f"the larger mask has shape {list(whole.shape)}, expected [N, N] with N at least {end}")
+        shape = list(whole.shape)
+        raise MaskError(f"the larger mask has shape {shape}, expected [N, N] with N at least {end}")
     view = whole[planned.past : planned.past + q_len, :k_len]
     view.flags.writeable = False
     return view
 
 
-# --- the cache ------------------------------------------------------------------------------------------------------------------------
+# --- the cache ----------------------------------------------------------------------------------------------
 
 
 class MaskCache:
-    """A cache of masks, for callers that need the same ones again and again. Results are shared, so they are read-only.
+    """A cache of masks, for callers that need the same ones again and again. Results are shared,
+    so they are read-only.
 
-    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the least recently used goes
-    first. A larger mask is made again each time. `hits` and `misses` count requests. Safe to share between threads.
+    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the
+    least recently used goes first. A larger mask is made again each time. `hits` and `misses` count requests.
+    Safe to share between threads.
     """
 
     def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
-        self.entries, self.side, self.limit = _size("entries", entries, 1), _size("side", side), _size("nbytes", nbytes)
+        self.entries = _size("entries", entries, 1)
+        self.side, self.limit = _size("side", side), _size("nbytes", nbytes)
         self.hits = self.misses = self.nbytes = 0
         self._masks: OrderedDict[Plan, NDArray] = OrderedDict()
         self._lock = Lock()
@@ -243,13 +268,14 @@ class MaskCache:
             self.nbytes = 0
 
 
-# --- checked arguments ----------------------------------------------------------------------------------------------------------------
+# --- checked arguments --------------------------------------------------------------------------------------
 
 
 def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
     sizes = array_of(name, values, MaskError)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
-        raise MaskError(f"{name} has shape {sizes.shape} and dtype {sizes.dtype}, expected integers, one for each sequence")
+        given = f"{name} has shape {sizes.shape} and dtype {sizes.dtype}"
+        raise MaskError(f"{given}, expected integers, one for each sequence")
     if (wrong := (sizes < 0) | (sizes > LARGEST)).any():
         b = wrong.argmax()
         raise MaskError(f"{name}[{b}] is {sizes[b]}, expected 0 to {LARGEST}")
@@ -258,7 +284,8 @@ def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=128, typed=True)  # typed: True is no 1
 def _remembered(q_len: int, k_len: int, pattern: Pattern, **how: Unpack[_How]) -> tuple[Plan, NDArray | None]:
-    """The plan, and what the mask is copied from, if it is not large: itself, or the line that its rows are parts of."""
+    """The plan, and what the mask is copied from, if it is not large: itself,
+    or the line that its rows are parts of."""
     planned = plan(q_len, k_len, pattern, **how)
     if planned.q_len * planned.k_len <= _SMALL:
         return planned, _build(planned)
@@ -268,7 +295,8 @@ def _remembered(q_len: int, k_len: int, pattern: Pattern, **how: Unpack[_How]) -
 
 
 def _planned(q_len: int, k_len: int, pattern: Pattern, how: _How) -> tuple[Plan, NDArray | None]:
-    """As `_remembered`, also where an argument cannot be hashed or compared. The checks alone take longer than a small mask."""
+    """As `_remembered`, also where an argument cannot be hashed or compared.
+    The checks alone take longer than a small mask."""
     try:
         return _remembered(q_len, k_len, pattern, **how)  # type: ignore[arg-type]
     except MaskError:

@@ -1,7 +1,8 @@
-"""Metrics: calls, times and bytes of every operation of forward passes, counted only if a caller asks for them.
+"""Metrics: calls, times and bytes of every operation of forward passes,
+counted only if a caller asks for them.
 
-`Metrics().ops()` is a backend like any other, to be passed to whatever takes `ops`: it calls the operations of the backend it was made from
-and counts. A forward pass that nobody measures therefore runs no extra code.
+`Metrics().ops()` is a backend like any other, to be passed to whatever takes `ops`: it calls the operations
+of the backend it was made from and counts. A forward pass that nobody measures therefore runs no extra code.
 """
 
 import time
@@ -35,12 +36,14 @@ class Operation:
 
 
 class Metrics:
-    """Counters of all operations of its backends: `forward_full(model, tokens, ops=metrics.ops())`. For one thread at a time.
+    """Counters of all operations of its backends: `forward_full(model, tokens, ops=metrics.ops())`.
+    For one thread at a time.
 
-    `operations` by name, those of a second device as "add on cuda"; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a
-    KV cache, one for each layer, and `kv_positions`, how many keys and values each they wrote: none where there is no cache.
-    `peak_workspace`: bytes of results in memory that kernels/workspace.py lends to the thread, at the end of any operation; results
-    below 16 KB and above 64 MB do not count.
+    `operations` by name, those of a second device as "add on cuda"; `forwards` and `layers` that began;
+    `kv_writes`, calls that wrote to a KV cache, one for each layer, and `kv_positions`, how many keys and
+    values each they wrote: none where there is no cache. `peak_workspace`: bytes of results in memory that
+    kernels/workspace.py lends to the thread, at the end of any operation; results below 16 KB and above 64 MB
+    do not count.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,14 @@ class Metrics:
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
     def ops(self, backend: Backend = cpu, reason: str = "the backend the caller chose") -> Backend:
-        """The backend with every call counted; its results are the same. `reason`: why this backend was chosen.
+        """The backend with every call counted; its results are the same. `reason`:
+        why this backend was chosen.
 
         On a device it waits for each call, to time it.
         """
         check_backend("backend", backend)
-        counted = {name: self._counted(name, backend, reason) for name in OPERATIONS if name not in _NOT_COUNTED}
+        names = [name for name in OPERATIONS if name not in _NOT_COUNTED]
+        counted = {name: self._counted(name, backend, reason) for name in names}
         return Wrapped(backend, mark=self._mark, **counted)
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,9 +82,12 @@ class Metrics:
 
     def devices(self) -> dict[str, dict[str, float]]:
         """Calls and seconds of all operations, by kind of device."""
-        kinds = dict.fromkeys(operation.device for operation in self.operations.values())
-        of = {kind: [operation for operation in self.operations.values() if operation.device == kind] for kind in kinds}
-        return {kind: {"calls": sum(o.calls for o in each), "seconds": sum(o.seconds for o in each)} for kind, each in of.items()}
+        totals: dict[str, dict[str, float]] = {}
+        for operation in self.operations.values():
+            total = totals.setdefault(operation.device, {"calls": 0, "seconds": 0})
+            total["calls"] += operation.calls
+            total["seconds"] += operation.seconds
+        return totals
 
     def table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
         """Header and rows of a table, the operation with the most time first."""
@@ -87,7 +95,8 @@ class Metrics:
         rows: list[Sequence[object]] = []
         for name, o in self._by_time():
             times = (o.seconds * 1e3, o.seconds / o.calls * 1e6)
-            rows.append((name, o.device, o.calls, *times, o.bytes / 1e6, o.bytes / o.seconds / 1e9, o.allocations, o.reused))
+            sizes = (o.bytes / 1e6, o.bytes / o.seconds / 1e9)
+            rows.append((name, o.device, o.calls, *times, *sizes, o.allocations, o.reused))
         return header, rows
 
     def _by_time(self) -> list[tuple[str, Operation]]:
@@ -113,7 +122,7 @@ class Metrics:
             result = function(*arguments, **options)
             backend.wait()
             seconds = time.perf_counter() - start
-            operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
+            operation = self.operations.setdefault(name, Operation(device, reason))
             if operation.device != device:
                 operation = self.operations.setdefault(f"{name} on {device}", Operation(device, reason))
             operation.calls += 1
@@ -136,7 +145,8 @@ def _size(value: Any) -> int:
 
 
 def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
-    """Bytes of the arguments: of a table that rows are gathered from only those rows, of a KV cache only the visible positions."""
+    """Bytes of the arguments: of a table that rows are gathered from only those rows,
+    of a KV cache only the visible positions."""
     if name in _GATHERING:
         table, tokens = arguments[0], arguments[-1]
         return table[0].nbytes * len(tokens) + tokens.nbytes

@@ -1,7 +1,8 @@
 """The network itself: embedding, layers, head, over checked rows of tokens.
 
-This is the one copy of the layer's order of operations. Every path of forward_pass.py runs it; spec.py and other engines' recordings check
-it. What differs between paths comes in as arguments: where keys and values are (`attend`), and positions (`rows`, `rotations`).
+This is the one copy of the layer's order of operations. Every path of forward_pass.py runs it; spec.py and
+other engines' recordings check it. What differs between paths comes in as arguments: where keys and values
+are (`attend`), and positions (`rows`, `rotations`).
 """
 
 from __future__ import annotations
@@ -20,30 +21,49 @@ from ..kernels import cpu
 from ..kernels.attention import most_keys
 from ..kernels.numba_threads import get_num_threads
 from ..model.checks import check_model
-from ..model.records import Activation, Blocks, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
+from ..model.records import (
+    Activation,
+    Blocks,
+    Expert,
+    Layer,
+    Linear,
+    Model,
+    Table,
+    Ternary,
+    Weights,
+    with_rope_of,
+)
 from . import cache_types
 from .backend import Array, Backend, check_backend
 from .cache import ALL, Attend, Part, rows_of
 from .dialects import EXACT, Dialect
 from .repeats import Repeats
-from .tokens import Rows
+from .tokens import Ints, Rows
 
 Floats = NDArray[np.float32]
+Gain = Floats | None
+"""Of a norm, or its bias; None where the family has none there."""
+Named = tuple[str, Array]
+"""A tensor after its name."""
 
 Record = Callable[[str, int | None, NDArray], None]
-"""Observes a tensor: its name, its layer, and the array, read-only, rows first. An observer that keeps the array must copy it."""
+"""Observes a tensor: its name, its layer, and the array, read-only, rows first.
+An observer that keeps the array must copy it."""
 
 Edit = Callable[[str, int | None, NDArray], NDArray]
-"""Returns the tensor that the pass continues with: the array itself, or another of its shape. Not called for codes and their scales."""
+"""Returns the tensor that the pass continues with: the array itself, or another of its shape.
+Not called for codes and their scales."""
 
 PART_ROWS = 128
-"""Rows that go through a layer at a time, whose branches have the widest tensors; of a layer of experts, those of each expert on average.
+"""Rows that go through a layer at a time, whose branches have the widest tensors; of a layer of experts,
+those of each expert on average.
 
 Fewer take less memory and more launches: by 8, a small model (width 512) takes twice the time.
 """
 
 Rotations = Mapping[bool, tuple[Array, ...]]
-"""Cosines and sines of the rows' positions, [R, J] each: of all layers but the local ones (False), and of the local ones (True), if any."""
+"""Cosines and sines of the rows' positions, [R, J] each: of all layers but the local ones (False), and of the
+local ones (True), if any."""
 
 
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
@@ -57,38 +77,44 @@ class Runtime:
     model: Model
     dialect: Dialect = EXACT
     ops: Backend = cpu
-    edit: Edit | None = field(default=None, repr=False)  # for the judge, on the CPU: to see the effect of wrong or rounded tensors
+    # for the judge, on the CPU: to see the effect of wrong or rounded tensors
+    edit: Edit | None = field(default=None, repr=False)
 
     def checked(self) -> Runtime:
-        """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
+        """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect,
+        model or backend that do not go together.
 
         The arrays of a model on a device were checked before they went there.
         """
         check_backend("ops", self.ops)
         if not isinstance(self.dialect, Dialect):
-            raise OptionError(f"dialect is {shown(self.dialect)}, expected a Dialect such as bitnet_np.LLAMA_CPP")
+            expected = "a Dialect such as bitnet_np.LLAMA_CPP"
+            raise OptionError(f"dialect is {shown(self.dialect)}, expected {expected}")
         if self.ops.device == "cpu":
             check_model(self.model)
         cache_types.check(self.dialect.kv, self.model.config.head_dim)
         if self.ops.exact_only and self.dialect.name != EXACT.name:
-            raise UnsupportedError(f"the dialect is {self.dialect.name}, expected {EXACT.name} on this device")
+            name = self.dialect.name
+            raise UnsupportedError(f"the dialect is {name}, expected {EXACT.name} on this device")
         return self
 
-    def attention(self, layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
+    def attention(self, layer: int, q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
         attend = self.ops.attend_float16 if self.dialect.in_float16 else self.ops.attend
-        return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
+        return attend(q, k, v, slot, position, self.model.config.window_of(layer), *self.scoring)
 
     @property
     def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
-        """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one, as kernels take them."""
+        """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one,
+        as kernels take them."""
         c = self.model.config
         scale = None if c.attention_scale is None else np.float32(c.attention_scale)
         return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
     @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
-    def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
-        """Cosines and sines for positions [R], of every kind of layer that the model has; None for a model without RoPE.
+    def rotations(self, position: Ints) -> Rotations | None:
+        """Cosines and sines for positions [R], of every kind of layer that the model has;
+        None for a model without RoPE.
 
         Each is multiplied by the model's magnitude in float32.
         """
@@ -99,13 +125,22 @@ class Runtime:
         for local, n in {n in c.local_layers: n for n in range(c.n_layers)}.items():  # one of each kind
             like = with_rope_of(self.model, n)
             cos, sin = self.ops.rotations(self.dialect.angles(position, like))
-            rotations[local] = tuple(_times(like.config.rope_magnitude, numbers, self.ops) for numbers in (cos, sin))
+            magnitude = like.config.rope_magnitude
+            rotations[local] = _times(magnitude, cos, self.ops), _times(magnitude, sin, self.ops)
         return rotations
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
-def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, record: Record = ignore, *, last_only: bool = False) -> Array:
-    """What the output matrix reads of the rows of a pass: [R, D], or [B, D] of each sequence's last row with last_only.
+def run_layers(
+    runtime: Runtime,
+    rotations: Rotations | None,
+    attend: Attend,
+    record: Record = ignore,
+    *,
+    last_only: bool = False,
+) -> Array:
+    """What the output matrix reads of the rows of a pass: [R, D],
+    or [B, D] of each sequence's last row with last_only.
 
     Arrays are where the backend has them.
     """
@@ -118,7 +153,8 @@ def run_layers(runtime: Runtime, rotations: Rotations | None, attend: Attend, re
     if model.config.embedding_scale != 1:
         h = whole.note("inp_scaled", _times(model.config.embedding_scale, h, ops))
     way = _Way.of(whole, len(h), rotations, attend)
-    h = _hidden(whole, h, way, rows.last if last_only else None) if attend.repeats is None else _repeated(whole, h, way, attend.repeats)
+    last, repeats = rows.last if last_only else None, attend.repeats
+    h = _hidden(whole, h, way, last) if repeats is None else _repeated(whole, h, way, repeats)
     return runtime.dialect.rounded(h, ops)
 
 
@@ -134,7 +170,8 @@ def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
 
 
 def _hidden(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
-    """All layers and the last norm: [R, D] -> [R, D]. last: the rows [B] of the last tokens, if only these are asked for: -> [B, D]."""
+    """All layers and the last norm: [R, D] -> [R, D]. last: the rows [B] of the last tokens, if only these
+    are asked for: -> [B, D]."""
     model, ops = whole.runtime.model, whole.runtime.ops
     count = model.config.n_layers
     for n in range(count):
@@ -161,7 +198,14 @@ def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
+def run_layer(
+    runtime: Runtime,
+    n: int,
+    h: Array,
+    rotations: Rotations | None,
+    attend: Attend,
+    record: Record = ignore,
+) -> Array:
     """Layer n alone: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
     step = _Step(runtime, n, record)
@@ -170,7 +214,8 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
-    """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
+    """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the
+    norm in front of it runs."""
     step = _Step(runtime, n, record)
     w = step.weights if norm else replace(step.weights, attn_norm=None, ffn_norm=None)
     return _feed_forward(step, h, _feed_forward_input(step, w, h))
@@ -182,16 +227,18 @@ def check_finite(logits: Floats, rows: Rows, last_only: bool) -> Floats:
         row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
         row = int(rows.last[row]) if last_only else row
         where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
-        raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
+        why = "the model leaves float32's range"
+        raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: {why}")
     return logits
 
 
-# --- a layer --------------------------------------------------------------------------------------------------------------------------
+# --- a layer ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The context that the operations of one layer share; with layer None, the operations around the layers."""
+    """The context that the operations of one layer share; with layer None,
+    the operations around the layers."""
 
     runtime: Runtime
     layer: int | None
@@ -209,27 +256,30 @@ class _Step:
         return self.record is not ignore or self.runtime.edit is not None
 
     def note(self, name: str, array: Array) -> Array:
-        """Let the editor change a tensor and the observer see it; returns the tensor that the pass continues with."""
+        """Let the editor change a tensor and the observer see it;
+        returns the tensor that the pass continues with."""
         if self.runtime.edit is not None:
             array = self.runtime.edit(name, self.layer, array)
         self.see(name, array)
         return array
 
     def see(self, name: str, array: Array) -> None:
-        """Pass a tensor to the observer as a read-only NumPy array, copied from the device where it is there."""
+        """Pass a tensor to the observer as a read-only NumPy array,
+        copied from the device where it is there."""
         if self.record is not ignore:
             shown = self.runtime.ops.to_host(array).view()
             shown.flags.writeable = False
             self.record(name, self.layer, shown)
 
-    def norm(self, name: str, source: str, x: Array, gain: Floats | None, bias: Floats | None = None) -> tuple[str, Array]:
-        """Name and tensor after the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
+    def norm(self, name: str, source: str, x: Array, gain: Gain, bias: Gain = None) -> Named:
+        """Name and tensor after the family's norm, or those of its input if the family has none there:
+        [R, D] -> [R, D]."""
         c = self.runtime.model.config
         if gain is None or c.norm == "rms":
             return self.rms_norm(name, source, x, gain)
         return name, self.note(name, self.runtime.ops.layer_norm(x, gain, bias, c.eps))
 
-    def rms_norm(self, name: str, source: str, x: Array, gain: Floats | None, eps: float | None = None) -> tuple[str, Array]:
+    def rms_norm(self, name: str, source: str, x: Array, gain: Gain, eps: float | None = None) -> Named:
         """The same after an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
         if gain is None:
             return source, x
@@ -237,13 +287,15 @@ class _Step:
         return name, self.note(name, y.reshape(x.shape))
 
     def added(self, h: Array, branch: Array, in_place: bool) -> Array:
-        """The residual stream with the output of a branch. in_place: in the memory of h, which the pass alone has."""
+        """The residual stream with the output of a branch. in_place: in the memory of h,
+        which the pass alone has."""
         ops = self.runtime.ops
         branch = _times(self.runtime.model.config.residual_scale, branch, ops)
         return np.add(h, branch, out=h) if in_place else ops.add(h, branch)
 
     def linears(self, source: _Input, /, **outputs: Linear) -> list[Array]:
-        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
+        """Products of matrices that read the same tensor, by the names of their outputs:
+        [R, M] -> [R, N] each."""
         weights = [w.weights for w in outputs.values() if w.norm is None]
         joint = self._joint_products(source, weights) if len(weights) == len(outputs) > 1 else None
         if joint is None:
@@ -251,7 +303,8 @@ class _Step:
         return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), joint, strict=True)]
 
     def _joint_products(self, source: _Input, weights: Sequence[Weights]) -> list[Array] | None:
-        """The products of a tensor with several matrices by one call of the backend; None if it has no call for such matrices."""
+        """The products of a tensor with several matrices by one call of the backend;
+        None if it has no call for such matrices."""
         ops, dialect = self.runtime.ops, self.runtime.dialect
         ternary = [w for w in weights if _takes_codes(w, dialect)]
         if len(ternary) == len(weights):
@@ -259,7 +312,9 @@ class _Step:
         if ternary or not dialect.ggml_activations:
             return None
         blocks = [w for w in map(_stored, weights) if isinstance(w, Blocks)]
-        return ops.matmuls_blocks_as_llama_cpp(source.x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
+        if len(blocks) < len(weights):
+            return None
+        return ops.matmuls_blocks_as_llama_cpp(source.x, *((w.data, w.type) for w in blocks))
 
     def _product(self, name: str, source: _Input, w: Linear) -> Array:
         """A tensor times the matrix of w, after the matrix's norm if it has one."""
@@ -273,7 +328,8 @@ class _Step:
 
 
 class _Input:
-    """A tensor that matrices read, and its int8 codes and steps per unit, one for each row: computed once, when the first needs them."""
+    """A tensor that matrices read, and its int8 codes and steps per unit, one for each row: computed once,
+    when the first needs them."""
 
     def __init__(self, step: _Step, name: str, x: Array) -> None:
         self._step, self._name, self.x = step, name, x
@@ -289,7 +345,8 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Way:
-    """How rows go through layers: what their attention needs, and the parts in which they go through each layer."""
+    """How rows go through layers: what their attention needs,
+    and the parts in which they go through each layer."""
 
     attend: Attend
     rotations: Rotations | None
@@ -298,19 +355,23 @@ class _Way:
 
     @classmethod
     def of(cls, step: _Step, rows: int, rotations: Rotations | None, attend: Attend) -> _Way:
-        """All rows in one part where tensors are observed, a pass may be recorded, a mask may show later rows, or a backend splits none."""
+        """All rows in one part where tensors are observed, a pass may be recorded, a mask may show later
+        rows, or a backend splits none."""
         c = step.runtime.model.config
         splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.repeats)
         size = PART_ROWS * max(1, c.experts // max(1, c.experts_used))
         if not splits or attend.masked or rows <= size:
             return cls(attend, rotations, splits, (ALL,))
-        return cls(attend, rotations, splits, tuple(slice(start, start + size) for start in range(0, rows, size)))
+        parts = tuple(slice(start, start + size) for start in range(0, rows, size))
+        return cls(attend, rotations, splits, parts)
 
 
 def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
-    """One transformer block: [R, D] -> [R, D], one part of the rows after another, as no row attends to later ones.
+    """One transformer block: [R, D] -> [R, D], one part of the rows after another,
+    as no row attends to later ones.
 
-    last: the rows [B] that are needed after it. If rows may be split and these are few, only theirs are computed: [B, D].
+    last: the rows [B] that are needed after it. If rows may be split and these are few,
+    only theirs are computed: [B, D].
     """
     if not way.splits:
         return _block(step, h, way)
@@ -324,7 +385,8 @@ def _layer(step: _Step, h: Array, way: _Way, last: Array | None = None) -> Array
 
 
 def _block(step: _Step, h: Array, way: _Way, part: Part = ALL, *, keys: bool = True) -> Array:
-    """The block for some rows, in the memory of h where rows may be split. keys: whether theirs are still to be written."""
+    """The block for some rows, in the memory of h where rows may be split.
+    keys: whether theirs are still to be written."""
     c = step.runtime.model.config
     if c.parallel_residual:
         read = _attention_input(step, step.weights, h) if c.shared_norm else None
@@ -347,7 +409,7 @@ def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Input:
     return _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
 
 
-def _attention(step: _Step, h: Array, way: _Way, part: Part, *, keys: bool, read: _Input | None = None) -> Array:
+def _attention(step: _Step, h: Array, way: _Way, part: Part, keys: bool, read: _Input | None = None) -> Array:
     """The attention branch of some rows: [R, D] -> [R, D], without the residual.
 
     keys: whether theirs are still to be written. read: what its matrices read, if that is known.
@@ -355,17 +417,21 @@ def _attention(step: _Step, h: Array, way: _Way, part: Part, *, keys: bool, read
     w = step.weights
     x = _attend(step, read or _attention_input(step, w, h), way, part, keys=keys)
     x = step.note("kqv_out", x.reshape(len(x), -1))
-    (x,) = step.linears(_Input(step, *step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)), attn_o_out=w.attn_output)
+    name, x = step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
+    (x,) = step.linears(_Input(step, name, x), attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
 def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool = True, keys: bool) -> Array:
-    """Write the keys and values of some rows, and attend by their queries, as far as each is asked for: [R, D] -> [R, H, K]."""
+    """Write the keys and values of some rows, and attend by their queries, as far as each is asked for:
+    [R, D] -> [R, H, K]."""
     c, dialect, ops, w = step.runtime.model.config, step.runtime.dialect, step.runtime.ops, step.weights
     assert step.layer is not None
     asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
-    heads = dict(zip(asked, (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, **asked)), strict=True))
+    products = step.linears(source, **asked)
     del source  # and its memory, where nothing else reads it
+    heads = {name: y.reshape(len(y), -1, c.head_dim) for name, y in zip(asked, products, strict=True)}
+    del products
     gains = {name: gain for name, gain in (("Qcur", w.attn_q_norm), ("Kcur", w.attn_k_norm)) if name in heads}
     for name, gain in gains.items():  # the norm of each head, or of all together, if the family has one
         heads[name] = step.rms_norm(f"{name}_normed", "", heads[name], gain)[1]
@@ -380,7 +446,8 @@ def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool
 
 
 def _feed_forward(step: _Step, h: Array, read: _Input | None = None) -> Array:
-    """The feed-forward branch: [R, D] -> [R, D], without the residual. read: what its matrices read, if that is known."""
+    """The feed-forward branch: [R, D] -> [R, D], without the residual. read: what its matrices read,
+    if that is known."""
     w = step.weights
     if not w.experts:
         y = _down(step, _activated(step, read or _feed_forward_input(step, w, h)))
@@ -412,13 +479,14 @@ def _down(step: _Step, x: Array) -> Array:
     return step.linears(source, ffn_down=w.ffn_down)[0]
 
 
-# --- experts --------------------------------------------------------------------------------------------------------------------------
+# --- experts ------------------------------------------------------------------------------------------------
 
 
 def _mixture(step: _Step, source: _Input) -> Array:
     """The weighted sum of each token's experts: [R, D] -> [R, D].
 
-    A slot is one of a token's experts: in tensors [R, k, F], slot s of row r belongs to expert number experts[r, s].
+    A slot is one of a token's experts: in tensors [R, k, F],
+    slot s of row r belongs to expert number experts[r, s].
     """
     c, ops, w = step.runtime.model.config, step.runtime.ops, step.weights
     assert w.ffn_gate_inp is not None
@@ -428,10 +496,11 @@ def _mixture(step: _Step, source: _Input) -> Array:
     if len(source.x) == 1 and ops.repeats and not step.observed:
         return _mixture_of_row(step, source.x, experts, weights)
     taken = _Slots(step.runtime, experts, w.experts)
-    gate, up = (step.note(f"ffn_moe_{name}", taken.products(source.x, source.codes, f"ffn_{name}")) for name in ("gate", "up"))
+    gate = step.note("ffn_moe_gate", taken.products(source.x, source.codes, "ffn_gate"))
+    up = step.note("ffn_moe_up", taken.products(source.x, source.codes, "ffn_up"))
     flat = (-1, gate.shape[2])
-    hidden = _gated(c.activation, gate.reshape(flat), up.reshape(flat), step.runtime.dialect, ops).reshape(gate.shape)
-    hidden = step.note("ffn_moe_swiglu", hidden).reshape(flat)
+    hidden = _gated(c.activation, gate.reshape(flat), up.reshape(flat), step.runtime.dialect, ops)
+    hidden = step.note("ffn_moe_swiglu", hidden.reshape(gate.shape)).reshape(flat)
     y = step.note("ffn_moe_down", taken.products(hidden, lambda: ops.quantize(hidden), "ffn_down"))
     return step.note("ffn_moe_out", ops.mix(y, weights))
 
@@ -474,7 +543,8 @@ class _Slots:
         self._groups = list(zip(taken.tolist(), np.split(order, starts[1:]), strict=True))
 
     def products(self, x: Array, codes: Callable[[], tuple[Array, Array]], name: str) -> Array:
-        """Each slot's input times the matrix `name` of its expert: [R, M], the rows of tokens, or [R*k, M], of slots -> [R, k, N]."""
+        """Each slot's input times the matrix `name` of its expert: [R, M], the rows of tokens, or [R*k, M],
+        of slots -> [R, k, N]."""
         runtime, slots_per_row = self._runtime, self._shape[0] * self._shape[1] // len(x)
         out = runtime.ops.empty((self._shape[0] * self._shape[1], getattr(self._weights[0], name).shape[0]))
         for expert, slots in self._groups:
@@ -484,7 +554,7 @@ class _Slots:
         return out.reshape(*self._shape, -1)
 
 
-# --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
+# --- operations whose form depends on the weights' type or on the dialect -----------------------------------
 
 
 def _times(factor: float | np.float32, x: Array, ops: Backend) -> Array:
@@ -493,7 +563,9 @@ def _times(factor: float | np.float32, x: Array, ops: Backend) -> Array:
 
 
 def _embed(table: Table, rows: Array, ops: Backend) -> Array:
-    return ops.embed_blocks(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+    if isinstance(table, Blocks):
+        return ops.embed_blocks(table.data, table.type, rows)
+    return ops.embed(table, rows)
 
 
 def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
@@ -502,7 +574,8 @@ def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
 
 
 def _stored(weights: Weights) -> Table:
-    """Weights that do not take codes: ternary ones as the blocks that they come from, all others as they are."""
+    """Weights that do not take codes: ternary ones as the blocks that they come from,
+    all others as they are."""
     if not isinstance(weights, Ternary):
         return weights
     assert weights.blocks is not None, "or it would take codes"
@@ -543,7 +616,8 @@ def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Ar
 
 
 def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
-    """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
+    """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16,
+    between -10 and 10."""
     if not dialect.ggml_activations:
         return ops.gelu_tanh(x)
     inside = ops.round_as(ops.gelu_tanh(ops.round_as(x, "float16")), "float16")

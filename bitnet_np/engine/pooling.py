@@ -1,7 +1,8 @@
-"""Pooling: the rows of a sequence after the final norm -> the one vector that an embedding model gives for it.
+"""Pooling: the rows of a sequence after the final norm -> the one vector that an embedding model gives for
+it.
 
-The mean is summed in float64 in the order of positions, divided by their number, and rounded to float32 once: a batch, a path or a number
-of threads changes no bit.
+The mean is summed in float64 in the order of positions, divided by their number, and rounded to float32 once:
+a batch, a path or a number of threads changes no bit.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Recordings of decoded tokens, which are run again in place of new passes (kernels/recording.py).
 
-Nothing here knows the order of operations. A pass of network.py is recorded as it is. A recording is used only after it has also given the
-bits of the next pass.
+Nothing here knows the order of operations. A pass of network.py is recorded as it is. A recording is used
+only after it has also given the bits of the next pass.
 """
 
 from collections import Counter
@@ -23,18 +23,26 @@ _MOST = 8  # recordings of a cache, each with the memory of a pass
 class Repeats:
     """The recordings of one KV cache. A copy of the cache begins without any.
 
-    Threads may use it at once: a recording is taken out while one of them runs it, and the others run their passes as usual.
+    Threads may use it at once: a recording is taken out while one of them runs it,
+    and the others run their passes as usual.
     """
 
     def __init__(self) -> None:
         self._passes: Counter[Hashable] = Counter()
-        self._kept: dict[Hashable, tuple[Recording | None, Model]] = {}  # the model is kept, because the key has its identity
+        # the model is kept, because the key has its identity
+        self._kept: dict[Hashable, tuple[Recording | None, Model]] = {}
 
     def __reduce__(self) -> tuple[type["Repeats"], tuple[()]]:
         return Repeats, ()
 
     def run(
-        self, model: Model, kind: Hashable, size: int, layers: Layers, inputs: Sequence[NDArray], state: Sequence[NDArray]
+        self,
+        model: Model,
+        kind: Hashable,
+        size: int,
+        layers: Layers,
+        inputs: Sequence[NDArray],
+        state: Sequence[NDArray],
     ) -> NDArray[np.float32]:
         """layers(*inputs), by a recording of an earlier pass of this kind and size where there is one.
 
@@ -50,7 +58,8 @@ class Repeats:
         else:
             recording = Recording(layers, inputs, state)
             out = recording.result
-        for oldest in list(self._kept)[: 1 - _MOST]:  # a list, which C makes: other threads change what is kept between two steps of Python
+        # a list, which C makes: other threads change what is kept between two steps of Python
+        for oldest in list(self._kept)[: 1 - _MOST]:
             self._kept.pop(oldest, None)
         self._kept[kind, size] = recording if recording and recording.is_whole else None, model
         return out

@@ -11,15 +11,18 @@ from ..base.errors import ContextLimitError, EmptyInputError, ShapeError, TokenR
 from ..base.validate import array_of, integers, items_of
 from ..model.records import Config
 
+Ints = NDArray[np.int64]
+
 
 class Tokens(NamedTuple):
-    """Ids of some sequences, checked: every one of the first lengths[i] of row i is an id of the vocabulary."""
+    """Ids of some sequences, checked: every one of the first lengths[i] of row i is an id of the
+    vocabulary."""
 
-    ids: NDArray[np.int64]  # [B, T]
-    lengths: NDArray[np.int64]  # [B], at least 1 each
+    ids: Ints  # [B, T]
+    lengths: Ints  # [B], at least 1 each
 
     @classmethod
-    def whole(cls, ids: NDArray[np.int64]) -> "Tokens":
+    def whole(cls, ids: Ints) -> "Tokens":
         """Checked ids [B, T] without padding."""
         return cls(ids, np.full(len(ids), ids.shape[1]))
 
@@ -30,7 +33,8 @@ class Tokens(NamedTuple):
             end = min(begin + size, longest)
             active = np.flatnonzero(self.lengths > begin)
             lengths = self.lengths[active]
-            yield Block(begin, end, active, lengths <= end, Tokens(self.ids[active, begin:end], np.minimum(lengths, end) - begin))
+            tokens = Tokens(self.ids[active, begin:end], np.minimum(lengths, end) - begin)
+            yield Block(begin, end, active, lengths <= end, tokens)
 
 
 class Block(NamedTuple):
@@ -47,20 +51,22 @@ class Block(NamedTuple):
 class Rows:
     """New tokens of some sequences, end to end."""
 
-    tokens: NDArray[np.int64]  # [R]
-    sequence: NDArray[np.int64]  # [R] which of the call's sequences the row belongs to
-    slot: NDArray[np.int64]  # [R] where that sequence's keys and values are
-    position: NDArray[np.int64]  # [R]
-    last: NDArray[np.int64]  # [B] the row of each sequence's last token
+    tokens: Ints  # [R]
+    sequence: Ints  # [R] which of the call's sequences the row belongs to
+    slot: Ints  # [R] where that sequence's keys and values are
+    position: Ints  # [R]
+    last: Ints  # [B] the row of each sequence's last token
 
     @classmethod
-    def of(cls, config: Config, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> "Rows":
-        """Rows of tokens; slots [B]: each sequence's slot; start [B]: the position of its first new token. Raises ContextLimitError."""
+    def of(cls, config: Config, tokens: Tokens, slots: Ints, start: Ints) -> "Rows":
+        """Rows of tokens; slots [B]: each sequence's slot; start [B]: the position of its first new token.
+        Raises ContextLimitError."""
         ids, lengths = tokens
         check_context(config, start + lengths)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         offset = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-        return cls(ids[sequence, offset], sequence, slots[sequence], start[sequence] + offset, lengths.cumsum() - 1)
+        position, last = start[sequence] + offset, lengths.cumsum() - 1
+        return cls(ids[sequence, offset], sequence, slots[sequence], position, last)
 
     def padded(self, values: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Values of rows [R, V], in the shape [B, T, V] with zeros for padding."""
@@ -82,7 +88,8 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     refuse_text("tokens", tokens)
     given = array_of("tokens", tokens, ShapeError, "2 axes; pad it and give the lengths")
     if given.ndim == 1:
-        raise ShapeError(f"tokens has shape {given.shape}, expected 2 axes: a sequence is a row, as in [[1, 2, 3]]")
+        expected = "expected 2 axes: a sequence is a row, as in [[1, 2, 3]]"
+        raise ShapeError(f"tokens has shape {given.shape}, {expected}")
     ids = integers("tokens", given, 2, TokenRangeError)
     batch, length = ids.shape
     if length == 0:
@@ -98,7 +105,8 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     wrong = ((ids < 0) | (ids >= config.vocab)) & (np.arange(length) < counts[:, None])
     if wrong.any():
         b, t = np.argwhere(wrong)[0]
-        raise TokenRangeError(f"token {ids[b, t]} at position {t} of sequence {b} is not an id of the vocabulary, 0..{config.vocab - 1}")
+        where, known = f"position {t} of sequence {b}", f"0..{config.vocab - 1}"
+        raise TokenRangeError(f"token {ids[b, t]} at {where} is not an id of the vocabulary, {known}")
     return Tokens(ids, counts)
 
 
@@ -115,19 +123,22 @@ def _is_empty(values: ArrayLike) -> bool:
         return False
 
 
-def check_context(config: Config, end: NDArray[np.int64]) -> None:
+def check_context(config: Config, end: Ints) -> None:
     """Raises ContextLimitError if a sequence would have more positions, end [B], than the model's context."""
     if end.max() > config.context:
         i = int(end.argmax())
-        raise ContextLimitError(f"sequence {i} would have {end[i]} positions, the model's context is {config.context}")
+        context = f"the model's context is {config.context}"
+        raise ContextLimitError(f"sequence {i} would have {end[i]} positions, {context}")
 
 
-def pad(sequences: Sequence[Sequence[int] | NDArray]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def pad(sequences: Sequence[Sequence[int] | NDArray]) -> tuple[Ints, Ints]:
     """Sequences of any lengths as tokens int64 [B, T], padded with zeros, and lengths [B].
 
-    Raises ShapeError or TokenRangeError for values that are no integers of 64 bits; check_tokens compares them with a vocabulary.
+    Raises ShapeError or TokenRangeError for values that are no integers of 64 bits;
+    check_tokens compares them with a vocabulary.
     """
-    rows = [integers("tokens", own, 1, TokenRangeError) for own in items_of("tokens", sequences, ShapeError)]
+    given = items_of("tokens", sequences, ShapeError)
+    rows = [integers("tokens", sequence, 1, TokenRangeError) for sequence in given]
     lengths = np.array([len(row) for row in rows], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, ids in zip(tokens, rows, strict=True):

@@ -57,12 +57,12 @@ def convert(
     Raises UnsupportedError, naming the tensor, if the type that is asked for, or GGUF, cannot hold it without a change; NonFiniteError if
     a number is beyond the range of a narrower type.
     """
-    own = source.metadata
-    metadata = {key: value for key, value in own.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
-    metadata |= {key: value for key, value in own.items() if key.startswith("general.") and key not in _OWN}
-    metadata["general.name"] = str(own.get("general.name", source.path.resolve().name))
-    if matrix is None and type(own.get("general.file_type")) is int:  # else it is the matrices' type
-        metadata["general.file_type"] = own["general.file_type"]
+    stated = source.metadata
+    metadata = {key: value for key, value in stated.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
+    metadata |= {key: value for key, value in stated.items() if key.startswith("general.") and key not in _OWN}
+    metadata["general.name"] = str(stated.get("general.name", source.path.resolve().name))
+    if matrix is None and type(stated.get("general.file_type")) is int:  # else it is the matrices' type
+        metadata["general.file_type"] = stated["general.file_type"]
     permuted = is_permuted(model.config)
     encoded = partial(_encoded, model.config, matrix, head, rounding)
 
@@ -137,8 +137,8 @@ def _ternary(name: str, weights: Weights, kind: TensorType, rounding: bool) -> S
     if not 0 < half < np.inf or (half != weights.scale and not rounding):
         hint = "" if not 0 < half < np.inf else ": --allow-rounding lets it change"
         raise UnsupportedError(f"tensor {name} has the scale {weights.scale}, and those of {kind.name} are float16 numbers above 0{hint}")
-    every = np.arange(weights.shape[0])
-    return _written_as(kind, name, weights.shape, lambda rows: packing.unpack_rows(weights, every[rows]) * half)
+    numbers = np.arange(weights.shape[0])
+    return _written_as(kind, name, weights.shape, lambda rows: packing.unpack_rows(weights, numbers[rows]) * half)
 
 
 def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored:

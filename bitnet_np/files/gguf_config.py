@@ -28,38 +28,54 @@ def read_config(file: GGUFFile) -> Config:
         raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
     family = FAMILIES[name]
     value = _read_keys(file, name)
+    usual = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
+    fields: dict[str, Any] = {"kv_heads": value["heads"], "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
+    fields |= {field: value[field] for field in usual if field in value}
+    fields["head_dim"] = _head_dim(file, name, value)
+    if fields.get("rope_width") == fields["head_dim"]:
+        del fields["rope_width"]
+    fields |= {"pooling": _pooling(file, name, value), "vocab": _vocabulary(file, name, value)}
+    fields["ffn"] = value.get("expert_ffn", value["ffn"])
+    with of_file(file.path):
+        config = Config(name, **{**fields, **_scaling(file, name, value), **family.config})
+        config = replace(config, **_window(file, name, value))  # lists of layers come after the check of their number
+        return replace(config, **implied(config))
+
+
+def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
+    """The width of a head, which values have too, and RoPE where the family rotates whole heads."""
     heads, width, head_dim = value["heads"], value["width"], value.get("head_dim")
     if head_dim is None:
         if heads < 1 or width % heads:
-            stated = f"{width} = {name}.embedding_length is no multiple of {heads} = {name}.attention.head_count"
+            stated = f"{width} = {architecture}.embedding_length is no multiple of {heads} = {architecture}.attention.head_count"
             raise FileFormatError(f"{file.path}: {stated}")
         head_dim = width // heads
-    for field in ("rope_width", "value_dim"):
-        if value.get(field) not in (None, head_dim) and not (field == "rope_width" and family.partial_rope):
-            stated = f"{name}.{KEYS[field].name} is {value[field]}"
+    for field in ("value_dim",) if FAMILIES[architecture].partial_rope else ("rope_width", "value_dim"):
+        if value.get(field) not in (None, head_dim):
+            stated = f"{architecture}.{KEYS[field].name} is {value[field]}"
             raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")
-    pooling, kinds = value.get("pooling", 0), get_args(Pooling)
-    if pooling not in range(len(kinds)):
+    return head_dim
+
+
+def _pooling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> Pooling:
+    """The kind of pooling whose number is stated."""
+    number, kinds = value.get("pooling", 0), get_args(Pooling)
+    if number not in range(len(kinds)):
         known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
-        raise UnsupportedError(f"{file.path}: {name}.{KEYS['pooling'].name} is {pooling}, supported are {known}")
-    usual = ("context", "width", "n_layers", "heads", "kv_heads", "eps", "rope_base", "rope_width", "parallel_residual", *family.numbers)
-    fields: dict[str, Any] = {"kv_heads": heads, "rope_base": 10000.0, "local_rope_base": family.local_rope_base}
-    fields |= {field: value[field] for field in usual if field in value}
-    if fields.get("rope_width") == head_dim:
-        del fields["rope_width"]
+        raise UnsupportedError(f"{file.path}: {architecture}.{KEYS['pooling'].name} is {number}, supported are {known}")
+    return kinds[number]
+
+
+def _vocabulary(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
+    """The number of tokens, by the rows of the embedding, which may be transposed."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
     rows, columns = embedding.shape
-    vocab = columns if rows == width != columns else rows  # it may be transposed
+    vocab = columns if rows == value["width"] != columns else rows
     if value.get("vocab", vocab) != vocab:
-        raise FileFormatError(f"{file.path}: {name}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
-    fields |= {"vocab": vocab, "ffn": value.get("expert_ffn", value["ffn"])}
-    with of_file(file.path):
-        fields |= _scaling(file, name, value)
-        config = Config(name, **{**fields, "head_dim": head_dim, "pooling": kinds[pooling], **family.config})
-        config = replace(config, **_window(file, name, value))  # lists of layers come after the check of their number
-        return replace(config, **implied(config))
+        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {value['vocab']}, token_embd.weight has {vocab} rows")
+    return vocab
 
 
 def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
@@ -172,14 +188,14 @@ def check_said(c: Config, path: Path, tensors: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for a Config that a file of its keys and of `tensors`, by name and with a shape, would not give back."""
     values = {name: value for name, value in config_keys(c).items() if value is not None}
     held = {name: float(np.float32(value)) if isinstance(value, float) else value for name, value in values.items()}
-    said = read_config(GGUFFile(path, 3, 32, {"general.architecture": c.architecture, **held}, tensors, 0))
+    read = read_config(GGUFFile(path, 3, 32, {"general.architecture": c.architecture, **held}, tensors, 0))
     same: dict[str, Any] = window_fields(c.window, _windowed(c), c.n_layers)  # in the words in which a file is read
     same |= {"longrope": None} if FAMILIES[c.architecture].longrope else {}  # whose lists are tensors
     same |= {"rope_width": None} if c.rope_width == c.head_dim else {}
-    same |= {"rope_base": said.rope_base} if c.rope == "none" else {}
+    same |= {"rope_base": read.rope_base} if c.rope == "none" else {}
     meant = replace(c, **same)
     for name in (field.name for field in fields(Config)):
-        ours, theirs = getattr(meant, name), getattr(said, name)
+        ours, theirs = getattr(meant, name), getattr(read, name)
         near = name not in _EXACT and isinstance(ours, float) and isinstance(theirs, float) and np.float32(ours) == np.float32(theirs)
         if ours != theirs and not near:
             raise UnsupportedError(f"{name} is {ours}, but a GGUF file of architecture {c.architecture} would say {theirs}")

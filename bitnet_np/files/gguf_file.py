@@ -258,7 +258,7 @@ def _of_shared_number(cursor: _Cursor, entries: dict[str, _Entry], number: int, 
     for kind in SHARED_NUMBERS[number]:
         sizes = {name: kind.nbytes(prod(entries[name][1])) for name in names if entries[name][1][-1] % kind.block == 0}
         if all(name in sizes and sizes[name] <= room[name] < sizes[name] + alignment for name in names):
-            return {name: (kind if name in room else own, shape, offset) for name, (own, shape, offset) in entries.items()}
+            return {name: (kind if name in room else stated, shape, offset) for name, (stated, shape, offset) in entries.items()}
     name = names[0]
     wanted = ", ".join(f"{kind.name} has {kind.nbytes(prod(entries[name][1]))}" for kind in SHARED_NUMBERS[number])
     raise UnsupportedError(f"{cursor.path}: tensor {name!r} has the type {number} and {room[name]} bytes, where {wanted}; {OR_TL2}")

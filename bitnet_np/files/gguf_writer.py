@@ -61,12 +61,12 @@ def write_file(
     each. data: their bytes, in the same order. progress: called after each tensor with those written and all. check: called with the path
     of the complete file before it gets its name; what it raises passes through.
     """
-    own = config_keys(c)
+    of_config = config_keys(c)
     keys: dict[str, Any] = {"general.name": None}  # in the order of the released file, but for those that GGUFWriter adds
-    for name, value in own.items():
+    for name, value in of_config.items():
         keys |= {"tokenizer.ggml.add_bos_token": None} if name.endswith("epsilon") else {}
         keys[name] = value
-    keys |= {"general.file_type": None} | {name: value for name, value in metadata.items() if name not in own}
+    keys |= {"general.file_type": None} | {name: value for name, value in metadata.items() if name not in of_config}
     with whole_file(path) as part, closing(GGUFWriter(part, c.architecture)) as writer:
         for name, value in keys.items():
             if value is not None:

@@ -216,10 +216,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         choices = ", ".join(kind.architectures)
         raise UnsupportedError(f"{keys.where}: hidden_act is {shown(activation)}, supported for {model_type} are {choices}")
     family = FAMILIES[kind.architectures[activation]]
-    head_dim: int | None = keys.take("head_dim", int, None)
-    if head_dim is None and (heads < 1 or width % heads):
-        raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
-    fields["head_dim"] = width // heads if head_dim is None else head_dim
+    fields["head_dim"] = _head_dim(keys, width, heads)
     fields["kv_heads"] = keys.take("num_key_value_heads", int, heads)
     fields["eps"] = keys.take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
     rope, llama3 = _rotation(keys, model_type, kind, family, fields["head_dim"])
@@ -242,6 +239,14 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     return replace(config, **local), factors
 
 
+def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
+    """The width of a head: a share of the model's, if it is not stated."""
+    head_dim: int | None = keys.take("head_dim", int, None)
+    if head_dim is None and (heads < 1 or width % heads):
+        raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
+    return width // heads if head_dim is None else head_dim
+
+
 def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Family, head_dim: int) -> tuple[dict[str, Any], Any]:
     """The fields of a Config that say how a head is rotated, and the numbers of Llama 3's scaling if there is one.
 
@@ -250,15 +255,7 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     if family.config["rope"] == "none":
         return {"rope_base": 10000.0}, None
     local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
-    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
-    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
-    merged: dict[str, Any] = {}
-    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
-        for name, value in source.items():
-            name = "rope_type" if name == "type" else name
-            if merged.setdefault(name, value) != value:
-                raise FileFormatError(f"{keys.where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
-    inner = _UnreadKeys(f"{keys.where}: RoPE", merged, path)
+    inner = _rope_keys(keys)
     rope: dict[str, Any] = {"rope_base": inner.take("rope_theta", float, _REQUIRED if kind.rope_bases is None else kind.rope_bases[0])}
     fraction = inner.take("partial_rotary_factor", float, 1.0 if kind.whole_rope or not family.partial_rope else _REQUIRED)
     rope |= _scaling(inner, keys.left.get("original_max_position_embeddings"))
@@ -274,6 +271,19 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     if (rotated := int(head_dim * fraction)) != head_dim:
         rope["rope_width"] = rotated
     return rope, llama3
+
+
+def _rope_keys(keys: _UnreadKeys) -> _UnreadKeys:
+    """RoPE's keys, in whichever of three places they stand, by their names in rope_parameters. Raises FileFormatError for two values."""
+    old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
+    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
+    merged: dict[str, Any] = {}
+    for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
+        for name, value in source.items():
+            name = "rope_type" if name == "type" else name
+            if merged.setdefault(name, value) != value:
+                raise FileFormatError(f"{keys.where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
+    return _UnreadKeys(f"{keys.where}: RoPE", merged, path)
 
 
 def _experts(keys: _UnreadKeys, kind: ModelType) -> dict[str, Any]:
@@ -329,36 +339,54 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
 
 
 def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any]:
-    """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
-    n_layers, supported = config.n_layers, ("full_attention", "sliding_attention")[: 2 if kind.window else 1]
-    types: list[str] = [] if kind.window == "all" else keys.take("layer_types", list, [])
+    """The fields of a Config that say which layers see a window only."""
+    if kind.window == "all":
+        window: int | None = keys.take("sliding_window", int, None)
+        return window_fields(window, range(config.n_layers), config.n_layers)
+    types = _layer_types(keys, config.n_layers, ("full_attention", "sliding_attention")[: 2 if kind.window else 1])
+    if kind.window:
+        return (_switched_window if kind.window == "switched" else _window_of_layers)(keys, config, types)
+    if "use_sliding_window" in keys.left:
+        keys.left.pop("sliding_window", None)
+    keys.take_fixed("sliding_window", None)
+    return {}
+
+
+def _layer_types(keys: _UnreadKeys, n_layers: int, supported: Sequence[str]) -> list[str] | None:
+    """The kind of attention of each layer, if it is stated."""
+    types: list[str] = keys.take("layer_types", list, [])
     if any(value not in supported for value in types) or len(types) not in (0, n_layers):
         expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
         raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
-    if not kind.window:
-        if "use_sliding_window" in keys.left:
-            keys.left.pop("sliding_window", None)
-        keys.take_fixed("sliding_window", None)
-        return {}
+    return types or None
+
+
+def _switched_window(keys: _UnreadKeys, config: Config, types: Sequence[str] | None) -> dict[str, Any]:
+    """The window of a model that may have it switched off, and then ignores it."""
     window: int | None = keys.take("sliding_window", int, None)
-    layers: Sequence[int] = range(n_layers)
-    if kind.window == "all":
-        return window_fields(window, layers, n_layers)
-    missing = "sliding_window is null"
-    if kind.window == "switched":
-        layers, missing = range(keys.take("max_window_layers", int), n_layers), "no sliding_window is in use"
-        window = window if keys.take("use_sliding_window", bool) else None
-    else:
-        period: int | None = keys.take("sliding_window_pattern", int, None) if config.local_rope_base else None
-        if period == 0:
-            raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
-        keys.left.pop("_sliding_window_pattern", None)  # transformers writes it next to layer_types
-        layers = windowed_layers(config.architecture, n_layers, period)
-    if types:
-        layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
-    if window is None and layers and (types or kind.window == "layers"):
-        raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but {missing}")
-    return window_fields(window, layers, n_layers)
+    layers = _sliding(types, range(keys.take("max_window_layers", int), config.n_layers))
+    window = window if keys.take("use_sliding_window", bool) else None
+    if window is None and types is not None and layers:
+        raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but no sliding_window is in use")
+    return window_fields(window, layers, config.n_layers)
+
+
+def _window_of_layers(keys: _UnreadKeys, config: Config, types: Sequence[str] | None) -> dict[str, Any]:
+    """The window of the layers that layer_types names, or the family."""
+    window: int | None = keys.take("sliding_window", int, None)
+    period: int | None = keys.take("sliding_window_pattern", int, None) if config.local_rope_base else None
+    if period == 0:
+        raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
+    keys.left.pop("_sliding_window_pattern", None)  # transformers writes it next to layer_types
+    layers = _sliding(types, windowed_layers(config.architecture, config.n_layers, period))
+    if window is None and layers:
+        raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but sliding_window is null")
+    return window_fields(window, layers, config.n_layers)
+
+
+def _sliding(types: Sequence[str] | None, usual: Sequence[int]) -> Sequence[int]:
+    """The layers with a window: those that are stated, or the usual ones."""
+    return usual if types is None else [n for n, value in enumerate(types) if value == "sliding_attention"]
 
 
 def _local_rope_base(keys: _UnreadKeys, default: float) -> float:

@@ -10,7 +10,7 @@ A Ternary's scale is a float32. In general, neither 1 / weight_scale nor the mea
 in higher precision and rounded once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,16 @@ class HFWeights(CheckedTensors):
         switched = {field: f"{prefix}{block}switch_mlp.{field.removeprefix('ffn_')}_proj" for field in shapes}
         if switched["ffn_gate"] + ".weight" in self:
             stacks = {field: self._floats(switched[field], count, *shape) for field, shape in shapes.items()}
-            every = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
+            weights = [{field: stack[n] for field, stack in stacks.items()} for n in range(count)]
         elif fused + ".gate_up_proj" not in self:
             modules = {field: prefix + module for field, module in kind.experts.items()}
-            every = [{field: self._floats(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
+            weights = [{field: self._floats(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
         else:
             (ffn, width), down = shapes["ffn_gate"], shapes["ffn_down"]
             pairs = self.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
             downs = self.take_floats(fused + ".down_proj", (count, *down))
-            every = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
-        return tuple(Expert(**{field: Linear(weights) for field, weights in expert.items()}) for expert in every)
+            weights = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
+        return tuple(Expert(**{field: Linear(matrix) for field, matrix in expert.items()}) for expert in weights)
 
     def _form(self, module: str) -> Form | None:
         """The form of a module's weights if they are quantised in groups."""
@@ -137,25 +137,39 @@ def _model_tensors(path: Path, in_files: Mapping[str, Tensor], recipe: Recipe) -
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
     kind, tensors = recipe.kind, _of_part(in_files, recipe.part)
     embedding = kind.embedding + ".weight"
-    if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
+    if f"{kind.file_head}.weight" in tensors and _HEAD not in tensors:
+        tensors[_HEAD] = tensors.pop(f"{kind.file_head}.weight")
     if recipe.tied and embedding not in tensors:
         tensors = _with_prefix(tensors, kind.embedding.partition(".")[0] + ".")
-    for n in range(min(recipe.config.n_layers, len(tensors))):
-        layer = kind.layer.format(n)
-        for buffer in kind.buffers:
-            tensors.pop(layer + buffer, None)
-        router = f"{layer}{kind.modules.get('ffn_gate_inp')}.weight"
-        if kind.experts and router not in tensors and (fused := tensors.pop(f"{layer}{FUSED_ROUTER}.weight", None)) is not None:
-            tensors[router] = fused
-    if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
-        same = tensors.get(embedding)
-        if same is not None and not (head.type is same.type and np.array_equal(head.data, same.data)):
-            raise FileFormatError(f"{path}: tensor lm_head.weight is not {embedding}, but tie_word_embeddings is true")
-    scales = tensors.get(f"{kind.embedding}.scales")
-    if recipe.tied and recipe.groups is not None and scales is not None and scales.type is not F32:  # its rows and its products differ
-        tensors |= {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{kind.embedding}.{end}") in tensors}
-    return tensors
+    layers = [kind.layer.format(n) for n in range(min(recipe.config.n_layers, len(tensors)))]
+    for buffer in (layer + buffer for layer in layers for buffer in kind.buffers):
+        tensors.pop(buffer, None)
+    if kind.experts:
+        _rename_routers(tensors, layers, kind.modules["ffn_gate_inp"])
+    return _with_tied_head(path, tensors, recipe) if recipe.tied else tensors
+
+
+_HEAD = "lm_head.weight"
+
+
+def _rename_routers(tensors: dict[str, Tensor], layers: Sequence[str], module: str) -> None:
+    """Give routers that lie next to fused experts the names that they have elsewhere."""
+    for layer in layers:
+        router, fused = f"{layer}{module}.weight", f"{layer}{FUSED_ROUTER}.weight"
+        if router not in tensors and fused in tensors:
+            tensors[router] = tensors.pop(fused)
+
+
+def _with_tied_head(path: Path, tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+    """The tensors without a copy of the embedding, which must be one; with one of its groups where its rows and its products differ."""
+    embedding, head = recipe.kind.embedding, tensors.pop(_HEAD, None)
+    same = tensors.get(f"{embedding}.weight")
+    if head is not None and same is not None and not (head.type is same.type and np.array_equal(head.data, same.data)):
+        raise FileFormatError(f"{path}: tensor {_HEAD} is not {embedding}.weight, but tie_word_embeddings is true")
+    scales = tensors.get(f"{embedding}.scales")
+    if recipe.groups is None or scales is None or scales.type is F32:
+        return tensors
+    return tensors | {f"lm_head.{end}": tensors[name] for end in GROUPED if (name := f"{embedding}.{end}") in tensors}
 
 
 def _of_part(in_files: Mapping[str, Tensor], part: TextPart | None) -> dict[str, Tensor]:

@@ -41,9 +41,9 @@ def read_groups(where: str, values: Any) -> Groups:
     """The Groups in `quantization` of config.json. Raises FileFormatError, or UnsupportedError for other forms than affine groups."""
     if not isinstance(values, dict):
         raise FileFormatError(f"{where} is {shown(values)}, expected an object with group_size and bits")
-    own = {key: value for key, value in values.items() if not isinstance(value, dict | bool)}
-    inner = {key: value for key, value in values.items() if key not in own}
-    form = _form(where, own)
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict | bool)}
+    inner = {key: value for key, value in values.items() if key not in plain}
+    form = _form(where, plain)
     modules = {key: _form(f"{where}.{key}", value) if value else None for key, value in inner.items() if value is not True}
     return lambda module: modules.get(module, form)
 

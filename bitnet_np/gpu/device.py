@@ -111,5 +111,5 @@ def place(model: Model, on: Cuda) -> Model:
         return replace(weights, **{f.name: moved(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})
 
     on_host = ("config", "layers", "rope_frequency", "local_rope_frequency", "rope_factors")  # the CPU computes the angles of RoPE
-    own = {f.name: moved(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in on_host}
-    return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **own)
+    moved_fields = {f.name: moved(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in on_host}
+    return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **moved_fields)

@@ -41,13 +41,13 @@ def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> ND
     return frequencies
 
 
-def rope_fields(config: Config, own: NDArray[np.float32] | None) -> dict[str, Any]:
-    """The fields of a Model that say how its layers rotate. own: factors that its file has, where the Config does not scale frequencies.
+def rope_fields(config: Config, stated: NDArray[np.float32] | None) -> dict[str, Any]:
+    """The fields of a Model that say how its layers rotate. stated: factors that its file has, where the Config does not scale frequencies.
 
     Raises as `model_frequencies` does.
     """
     scaling = scaling_factors(config)
-    factors = own if scaling is None else scaling
+    factors = stated if scaling is None else scaling
     local = model_frequencies(with_local_rope(config), None) if config.local_layers else None
     return {"rope_factors": factors, "rope_frequency": model_frequencies(config, factors), "local_rope_frequency": local}
 

@@ -47,9 +47,9 @@ class OpenAiServer:
         """
         plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
         most = most_bytes((len(ids) + predict + 1) * (k + 2))
-        found: list[Completions] = []
+        records: list[Completions] = []
         for extra in ({**_AS_IDS, **_NO_PENALTY, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
-            if found and not extra:
+            if records and not extra:
                 break  # nothing is left to ask for the prompt's positions
             try:
                 record = parse(self.client.post(_WHERE, {**plain, **extra}, most), ids, predict, k)
@@ -61,8 +61,8 @@ class OpenAiServer:
                 continue
             if record.top[:1] and record.top[0].position < len(ids) - 1:
                 return record
-            found.append(record)
-        return max(found, key=lambda record: len(record.top))
+            records.append(record)
+        return max(records, key=lambda record: len(record.top))
 
 
 def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:

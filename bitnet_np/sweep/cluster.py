@@ -125,10 +125,10 @@ def cluster_nll(
     checked, windows = check_windows(config, ids, stride)
     cases = [(model, dialect, checked[begin:end], known - begin) for begin, end, known in windows]
     values: dict[int, NDArray[np.float64]] = {}
-    for n, found in arrived(client, _window, cases):
-        if found is None:
+    for n, result in arrived(client, _window, cases):
+        if result is None:
             raise ServerError("workers died of a window of the text, expected some that have the memory for it")
-        values[n] = found
+        values[n] = result
         progress(len(values), len(cases))
     return np.concatenate([values[n] for n in range(len(cases))])
 

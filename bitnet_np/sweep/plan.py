@@ -76,10 +76,11 @@ class _Table:
             raise
         except (ValueError, OSError) as error:
             lines = list(enumerate(self.text.splitlines(), 1))
-            begin = [n for n, line in lines if line.lstrip().startswith(self.header)][self.n :][:1] or [1]
+            headers = [n for n, line in lines if line.lstrip().startswith(self.header)]
+            begin = headers[self.n] if self.n < len(headers) else 1
             word = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
-            found = [n for n, line in lines if n >= begin[0] and key in self.values and word.match(line)]
-            raise _PlanError(f"{self.path}, line {[*found, *begin][0]}: {what}{error}") from None
+            keys = (n for n, line in lines[begin - 1 :] if key in self.values and word.match(line))
+            raise _PlanError(f"{self.path}, line {next(keys, begin)}: {what}{error}") from None
 
     def check(self, kinds: Kinds, *needed: str) -> None:
         """Raises OptionError for a key or a value that has no meaning here, or a key that is needed and not there."""

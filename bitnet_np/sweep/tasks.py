@@ -94,9 +94,9 @@ class Task:
 @lru_cache(maxsize=1)
 def model_of(file: ModelFile) -> Model:
     """The model, loaded when it is first asked for and until another one is. Raises FileFormatError for another file under this path."""
-    found = machine.digest_of(Path(file.path))
-    if found != file.sha256:
-        raise FileFormatError(f"{file.path}: SHA-256 is {found} on {platform.node()}, expected {file.sha256}, as where the sweep began")
+    sha256 = machine.digest_of(Path(file.path))
+    if sha256 != file.sha256:
+        raise FileFormatError(f"{file.path}: SHA-256 is {sha256} on {platform.node()}, expected {file.sha256}, as where the sweep began")
     return load(file.path, allow_nan=file.allow_nan, i2s_layout=file.i2s_layout, overrides=dict(file.overrides))
 
 

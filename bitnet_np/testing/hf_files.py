@@ -2,23 +2,17 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from math import fsum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import spec
 from ..files.gguf_writer import present
 from ..files.hf_config import Recipe, read_recipe
-from ..files.hf_folder import open_folder
 from ..files.safetensors_file import DTYPES, NAMES, header
-from ..files.tensors import Tensor
 from ..model import packing, widen
-from ..model.dense import dense_view
-from ..model.records import MATRICES, Linear, Model, Ternary
+from ..model.records import Linear, Model, Ternary
 from .models import random_model
 from .noise import Noise
 
@@ -144,36 +138,6 @@ def _four_rows_a_byte(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     quarters[: len(codes)] = codes + 1
     a, b, c, d = quarters.reshape(4, height, -1) << np.array([0, 2, 4, 6], np.uint8)[:, None, None]
     return a | b | c | d
-
-
-# --- the definition's view ------------------------------------------------------------------------------------------------------------
-
-
-def exact_view(folder: Path, model: Model) -> Any:
-    """The model of a folder for spec.forward, with the folder's scales and RoPE factors in float64: those of a Model are float32."""
-    source, dense = open_folder(folder), dense_view(model)
-    recipe = source.recipe
-    c, factors = recipe.config, dense.rope_factors if recipe.rope_factors is None else recipe.rope_factors
-    if c.yarn is not None:
-        factors = spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
-    elif c.longrope is not None:
-        factors = np.array(c.longrope.short if model.config.context <= c.longrope.original else c.longrope.long)
-    layers = []
-    for n, layer in enumerate(dense.layers if recipe.quantization is not None else ()):
-        path = recipe.kind.layer.format(n)
-        scales = {name: _exact_scale(recipe, source.tensors, path + recipe.kind.modules[name]) for name in MATRICES}
-        layers.append(replace(layer, **{name: getattr(layer, name)._replace(scale=scale) for name, scale in scales.items()}))
-    return replace(dense, rope_factors=factors, layers=tuple(layers) or dense.layers)
-
-
-def _exact_scale(recipe: Recipe, tensors: Mapping[str, Tensor], module: str) -> float:
-    """The scale of a quantised linear, computed in float64 straight from the file."""
-    assert recipe.quantization is not None
-    tensor = tensors[module + (".weight_scale" if recipe.quantization.packed else ".weight")]
-    values = widen.float32(tensor.data.view(DTYPES[tensor.type.name])).astype(np.float64)
-    if not recipe.quantization.packed:
-        return max(fsum(np.abs(values)) / values.size, 1e-5)
-    return float(1 / values[0] if recipe.quantization.divides else values[0])
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def _with_wrong_parts(
 ) -> tuple[NDArray, ...]:
     """The whole result, and each part that has other bits alone: none, if all is well. Backends without tiles compute the whole."""
     result = compute(*whole)
-    found = [(compute(*part), result[part]) for part in parts] if ops is cpu else []
-    return result, *(alone for alone, within in found if alone.tobytes() != within.tobytes())
+    pairs = [(compute(*part), result[part]) for part in parts] if ops is cpu else []
+    return result, *(alone for alone, within in pairs if alone.tobytes() != within.tobytes())
 
 
 def _product(ops: Backend, product: Callable[[slice, slice], NDArray], rows: int) -> tuple[NDArray, ...]:

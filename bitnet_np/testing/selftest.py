@@ -123,12 +123,12 @@ def _ternary_blocks(kind: TensorType) -> tuple[NDArray, ...]:
 
 def _answers(check: Callable[[NDArray], bool], array: NDArray, wrong: Any) -> tuple[NDArray, ...]:
     """What a check says of an array, and of the same with a wrong number in its first, a middle and its last place."""
-    said = [check(array)]
+    answers = [check(array)]
     for place in (0, array.size // 2, array.size - 1):
         changed = array.copy()
         changed.reshape(-1)[place] = wrong
-        said.append(check(changed))
-    return (np.array(said),)
+        answers.append(check(changed))
+    return (np.array(answers),)
 
 
 def loading_cases() -> dict[str, Case]:

@@ -94,42 +94,50 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
 
 def fitted(case: Case) -> Case:
     """The nearest case that can be: whole blocks, what the family has, a prefix shorter than the sequence."""
-    traits = FAMILIES[case.family]
-    changes: dict[str, Any] = {}
-    ternary = traits.ternary or (case.weights == "ternary")
-    weights = ("ternary" if case.weights not in ("TQ1_0", "TQ2_0") else case.weights) if ternary else case.weights
+    return _fitted_call(replace(case, **_fitted_sizes(case), **_fitted_traits(case)))
+
+
+def _fitted_sizes(case: Case) -> dict[str, Any]:
+    """Rows of whole blocks."""
+    ternary = FAMILIES[case.family].ternary or case.weights == "ternary"
+    weights = "ternary" if ternary and case.weights not in ("TQ1_0", "TQ2_0") else case.weights
     block = _BLOCKS.get(weights, _I2_S.block if ternary else 1)
-    changes["weights"] = weights
-    changes["width"] = _up(case.width, max(block, _BLOCKS.get(case.table, 1)))
-    changes["ffn"] = _up(case.ffn, block)
     group, head_dim = min(case.group, max(1, 24 // case.kv_heads)), case.head_dim + case.head_dim % 2
     while case.kv_heads * group * head_dim % block:
         group, head_dim = (group + 1, head_dim) if group < 16 else (1, _up(head_dim, min(block, 64)))
-    changes |= {"group": group, "head_dim": head_dim}
-    if case.window and (not traits.windows or "window" in traits.required):
-        changes["window"] = 0
-    if not traits.partial_rope:
-        changes["rope_width"] = 0
-    elif case.rope_width > head_dim or (not case.rope_width and "rope_width" in traits.required):
-        changes["rope_width"] = head_dim // 2 // 2 * 2 or 2
+    width, ffn = _up(case.width, max(block, _BLOCKS.get(case.table, 1))), _up(case.ffn, block)
+    rope_width = case.rope_width
+    if rope_width > head_dim or (not rope_width and "rope_width" in FAMILIES[case.family].required):
+        rope_width = head_dim // 2 // 2 * 2 or 2
+    if not FAMILIES[case.family].partial_rope:
+        rope_width = 0
+    return {"weights": weights, "width": width, "ffn": ffn, "group": group, "head_dim": head_dim, "rope_width": rope_width}
+
+
+def _fitted_traits(case: Case) -> dict[str, Any]:
+    """What the family has."""
+    traits = FAMILIES[case.family]
+    window = case.window if traits.windows and "window" not in traits.required else 0
+    experts = case.experts if "experts" in traits.numbers else 0
     if "experts" in traits.required:
-        changes["experts"] = case.experts or 4
-    elif "experts" not in traits.numbers:
-        changes["experts"] = 0
-    if traits.config["rope"] == "none":
-        changes["rope_base"] = 10000.0
-    chunk, prefix, length = case.chunk, case.prefix, min(case.length, CONTEXT)
+        experts = case.experts or 4
+    return {"window": window, "experts": experts, "rope_base": 10000.0 if traits.config["rope"] == "none" else case.rope_base}
+
+
+def _fitted_call(case: Case) -> Case:
+    """A call that the context has room for."""
+    length = min(case.length, CONTEXT)
     batch = min(case.batch, max(2, MOST_TOKENS // length))
-    case = replace(case, batch=batch)
-    shortest = min(lengths_of(replace(case, length=length)))
-    changes |= {
-        "length": length,
-        "batch": batch,
-        "ragged": case.ragged and case.batch > 1 and length > 1,
-        "prefix": min(prefix, shortest - 1),
-        "chunk": 0 if chunk >= length - min(prefix, shortest - 1) else chunk,
-    }
-    return replace(case, **changes)
+    shortest = min(lengths_of(replace(case, batch=batch, length=length)))
+    prefix = min(case.prefix, shortest - 1)
+    return replace(
+        case,
+        length=length,
+        batch=batch,
+        ragged=case.ragged and batch > 1 and length > 1,
+        prefix=prefix,
+        chunk=0 if case.chunk >= length - prefix else case.chunk,
+    )
 
 
 def _up(value: int, step: int) -> int:
@@ -145,7 +153,7 @@ def lengths_of(case: Case) -> tuple[int, ...]:
 
 def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
     """The ids of each sequence. A shorter length has the first ids of a longer one."""
-    every = []
+    sequences = []
     for b, length in enumerate(lengths_of(case)):
         rng = np.random.default_rng([case.seed, b, 7])
         ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(case.vocab - 2, 1)
@@ -155,8 +163,8 @@ def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
             end = rng.random(CONTEXT) < 0.5
             end[0] = True
             ids[end] = 0 if case.tokens == "first" else case.vocab - 1
-        every.append(np.minimum(ids, case.vocab - 1)[:length])
-    return tuple(every)
+        sequences.append(np.minimum(ids, case.vocab - 1)[:length])
+    return tuple(sequences)
 
 
 _KEPT = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling", "yarn",
@@ -197,9 +205,9 @@ def _without_extras(model: Model, like: Model | None) -> Model:
     traits = FAMILIES[model.config.architecture]
 
     def plain(name: str, linear: Linear, of: Layer | None) -> Linear:
-        own = getattr(of, name, None) or Linear(linear.weights)
-        biased = name in traits.biases or own.bias is not None
-        return frozen(Linear(linear.weights, linear.bias if biased else None, linear.scale if own.scale is not None else None))
+        wanted = getattr(of, name, None) or Linear(linear.weights)
+        biased = name in traits.biases or wanted.bias is not None
+        return frozen(Linear(linear.weights, linear.bias if biased else None, linear.scale if wanted.scale is not None else None))
 
     first = None if like is None else like.layers[0]
     changed: list[dict[str, Any]] = [
@@ -217,7 +225,7 @@ def _without_extras(model: Model, like: Model | None) -> Model:
 def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
     """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them."""
     c, w = model.config, model.layers[0].attn_q.weights
-    own: dict[str, Any] = {
+    fixed: dict[str, Any] = {
         "family": c.architecture,
         "weights": type_name(getattr(w, "blocks", None) or w),
         "table": type_name(model.token_embd),
@@ -225,7 +233,7 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         "extras": c.yarn is None and c.longrope is None and model.rope_factors is not None,
         "experts": c.experts,
     }
-    drawn = dict(EDGES) | {name: (value,) for name, value in own.items()}
+    drawn = dict(EDGES) | {name: (value,) for name, value in fixed.items()}
     numbers = {
         "head_dim": c.head_dim, "group": c.heads // c.kv_heads, "rope_base": c.rope_base, "eps": c.eps, "rope_width": c.rope_width or 0,
     }  # fmt: skip
@@ -233,7 +241,7 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
-    return fitted(replace(Case(), **own, rope_base=c.rope_base, eps=c.eps)), drawn
+    return fitted(replace(Case(), **fixed, rope_base=c.rope_base, eps=c.eps)), drawn
 
 
 def type_name(weights: Weights) -> str:

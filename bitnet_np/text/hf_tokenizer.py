@@ -20,6 +20,9 @@ _MAX_PADDING = 1 << 16  # rows of an embedding that no token has
 _OFF = (None, False, "")
 _MODEL = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 _ADDED = ("single_word", "lstrip", "rstrip")
+_NFC = {"type": "NFC"}
+_SPECIAL = {"bos": "tokenizer.ggml.bos_token_id", "eos": "tokenizer.ggml.eos_token_id", "pad": "tokenizer.ggml.padding_token_id"}
+"""Special tokens -> the keys that name them."""
 
 
 def tokenizer_metadata(
@@ -38,31 +41,41 @@ def tokenizer_metadata(
     _refuse(where, bpe, _MODEL)
     scored = bpe.get("byte_fallback") is True
     tokens, types = _tokens(where, bpe, tokenizer, model.get("vocab_size"), scored)
-    ids = {token: i for i, token in enumerate(tokens)}
     merges = _merges(where, bpe.get("merges"))
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
-    if scored:
-        keys |= _scored(where, tokenizer, bpe, merges, tokens, types)
-    else:
-        _refuse(where, bpe, ("unk_token", "fuse_unk"))
-        if (normalizer := tokenizer.get("normalizer")) not in (None, {"type": "NFC"}):
-            raise UnsupportedError(f"{where}: normalizer is {shown(normalizer)}, supported for BPE of bytes are none and NFC")
-        keys |= {} if normalizer is None else {NFC: True}
-        keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
-        keys["tokenizer.ggml.pre"] = _pre_tokenizer(where, tokenizer.get("pre_tokenizer"), bpe.get("ignore_merges") is True)
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        token = _named(config, model, name, ids)
-        if token is not None:
-            keys[f"tokenizer.ggml.{key}_token_id"] = token
-    named = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    for name, added in _adds(where, tokenizer.get("post_processor"), config, named, ids).items():
-        keys[f"tokenizer.ggml.add_{name}_token"] = added
-    if template is None:  # the only one, or the one called default
-        found = config.get("chat_template")
-        parts = found if isinstance(found, list) else []
-        found = {_at(part, "name"): _at(part, "template") for part in parts}.get("default") if parts else found
-        template = found if isinstance(found, str) else None
+    keys |= _scored(where, tokenizer, bpe, merges, tokens, types) if scored else _byte_level(where, tokenizer, bpe, merges)
+    keys |= _special(where, tokenizer, config, model, {token: i for i, token in enumerate(tokens)})
+    template = _template(config) if template is None else template
     return keys | ({} if template is None else {"tokenizer.chat_template": template})
+
+
+def _byte_level(where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    """The keys that only byte-level BPE has."""
+    _refuse(where, bpe, ("unk_token", "fuse_unk"))
+    if (normalizer := tokenizer.get("normalizer")) not in (None, _NFC):
+        raise UnsupportedError(f"{where}: normalizer is {shown(normalizer)}, supported for BPE of bytes are none and NFC")
+    pre = _pre_tokenizer(where, tokenizer.get("pre_tokenizer"), bpe.get("ignore_merges") is True)
+    keys: dict[str, Any] = {} if normalizer is None else {NFC: True}
+    keys |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
+    return keys | {"tokenizer.ggml.pre": pre}
+
+
+def _special(
+    where: str, tokenizer: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any], ids: Mapping[str, int]
+) -> dict[str, Any]:
+    """The keys that name special tokens, and say which of them a text gets."""
+    named = {name: _named(config, model, name, ids) for name in _SPECIAL}
+    keys: dict[str, Any] = {key: token for name, key in _SPECIAL.items() if (token := named[name]) is not None}
+    adds = _adds(where, tokenizer.get("post_processor"), config, named, ids)
+    return keys | {f"tokenizer.ggml.add_{name}_token": added for name, added in adds.items()}
+
+
+def _template(config: Mapping[str, Any]) -> str | None:
+    """The chat template in tokenizer_config.json: the only one, or the one called default."""
+    template = config.get("chat_template")
+    if isinstance(template, list) and template:
+        template = {_at(part, "name"): _at(part, "template") for part in template}.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _scored(
@@ -141,12 +154,10 @@ def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vo
         if spelled.get(i, (text, kind))[0] != text:
             raise FileFormatError(f"{where}: added_tokens has {shown(text)} as {shown(i)}, expected a distinct id")
         spelled[i] = text, kind
-    for i, (text, _) in spelled.items():
-        if scored and text == bpe.get("unk_token"):
-            spelled[i] = text, UNKNOWN
-    size = max(spelled, default=-1) + 1
-    if type(vocabulary) is int and size < vocabulary:
-        size = vocabulary
+    if scored:
+        spelled |= {i: (text, UNKNOWN) for i, (text, _) in spelled.items() if text == bpe.get("unk_token")}
+    size = max([-1, *spelled]) + 1
+    size = max(size, vocabulary) if type(vocabulary) is int else size
     if size - len(spelled) > _MAX_PADDING:
         raise FileFormatError(f"{where}: {size} ids for {len(spelled)} tokens, expected at most {_MAX_PADDING} more")
     both = [spelled.get(i, (f"[PAD{i}]", UNUSED)) for i in range(size)]

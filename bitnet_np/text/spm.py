@@ -96,8 +96,8 @@ def scored_pieces(keys: Keys, vocabulary: Vocabulary) -> ScoredPieces:
     prefix, ids, key = keys.get("tokenizer.ggml.add_space_prefix", bool), vocabulary.ids, "tokenizer.ggml.scores"
     scores = keys.numbers(key, len(vocabulary.tokens))
     keys.check(scores.dtype.kind in "fiu", key, f"are of type {scores.dtype}, expected numbers")
-    for i in np.flatnonzero(np.isnan(scores))[:1].tolist():
-        keys.check(False, key, f"is NaN for token {i}, expected a number")
+    unknown = np.isnan(scores)
+    keys.check(not unknown.any(), key, f"is NaN for token {unknown.argmax()}, expected a number")
     return ScoredPieces(
         path=keys.path,
         space_prefix=prefix is not False,

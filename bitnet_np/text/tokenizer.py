@@ -163,20 +163,18 @@ def tokenizer_from(metadata: Mapping[str, Any], path: str | PathLike[str]) -> To
             f"{path}: tokenizer.ggml.model is {shown(model or 'missing')}, expected 'gpt2' (BPE of bytes) or 'llama' (SentencePiece's BPE)"
         )
     vocabulary = read_vocabulary(keys)
-    size = len(vocabulary.tokens)
-    user_defined = vocabulary.ids[USER_DEFINED]
-    if model == "llama":  # those that are spelled like its ordinary tokens are made like them
-        user_defined = {spelling: token for spelling, token in user_defined.items() if SPACE not in spelling}
-    control = {**vocabulary.ids[CONTROL], **vocabulary.ids[UNKNOWN]}
+    size, user_defined = len(vocabulary.tokens), vocabulary.ids[USER_DEFINED]
     named = {name: keys.token_id(f"tokenizer.ggml.{name}_token_id", size) for name in _NAMED}
+    ordinary: ByteLevelBpe | ScoredPieces
     if model == "llama":
         named |= {name: token for name, token in _SPM_NAMED.items() if named[name] is None and token < size}
-        ordinary: ByteLevelBpe | ScoredPieces = scored_pieces(keys, vocabulary)
-        add_bos = True
+        # those that are spelled like its ordinary tokens are made like them
+        user_defined = {spelling: token for spelling, token in user_defined.items() if SPACE not in spelling}
+        ordinary, add_bos = scored_pieces(keys, vocabulary), True
     else:
         pre = pre_tokenizer(keys, vocabulary, named["bos"])
-        ordinary = byte_level_bpe(keys, vocabulary, pre)
-        add_bos = pre.add_bos
+        ordinary, add_bos = byte_level_bpe(keys, vocabulary, pre), pre.add_bos
+    control = {**vocabulary.ids[CONTROL], **vocabulary.ids[UNKNOWN]}
     stops = {named["eos"], named["eot"], control.get("<|eot_id|>")}  # Llama 3's files name their end of turn by its spelling only
     return Tokenizer(
         path=keys.path,

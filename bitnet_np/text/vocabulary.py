@@ -70,9 +70,11 @@ def read_vocabulary(keys: Keys) -> Vocabulary:
     key, key_of_types = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
     tokens = keys.strings(key)
     types = keys.numbers(key_of_types, len(tokens))
-    for i in np.flatnonzero(~np.isin(types, TYPES))[:1].tolist():
-        keys.check(False, key_of_types, f"is {types[i]} for token {i}, expected {TYPES[0]} to {TYPES[-1]}")
     keys.check(bool(tokens), key, "is missing or empty")
+    known = np.isin(types, TYPES)
+    wrong = known.argmin()
+    expected = f"expected {TYPES[0]} to {TYPES[-1]}"
+    keys.check(bool(known.all()), key_of_types, f"is {types[wrong]} for token {wrong}, {expected}")
     if len(set(tokens)) < len(tokens):  # the whole list is checked first, because it is long and seldom wrong
         first: dict[str, int] = {}
         for i, token in enumerate(tokens):

@@ -129,8 +129,8 @@ def _of_modules(points: Recorded, model: Any, modules: dict[str, Any]) -> Iterat
     outputs |= {path: _SCALED for path, key in outputs.items() if key == EMBEDDING and hasattr(modules[path], "embed_scale")}
     inputs = _inputs(model, names, set(outputs.values()))
     if not inputs and not outputs:
-        some = ", ".join(list(modules)[1:4]) or "none"
-        raise OptionError(f"model is a {type(model).__name__} with the modules {some}, expected some such as model.layers.0.mlp.down_proj")
+        first = ", ".join(list(modules)[1:4]) or "none"
+        raise OptionError(f"model is a {type(model).__name__} with the modules {first}, expected some such as model.layers.0.mlp.down_proj")
     for path in inputs | outputs:
         behind = tuple(labels.returned(f"{path}.{i}", None) for i in (1, 2))
         yield _Hook(modules[path], partial(_take, points, inputs.get(path), (outputs.get(path), *behind)))

@@ -4,6 +4,8 @@ Every point of a trace has one normal form, whatever file it came from: float po
 [T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], which mean something only for s <= t.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -44,9 +46,7 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
     Raises FileFormatError if the point cannot have such a shape, or if there are as many tokens as heads, so that both could come first.
     """
 
-    def refuse(expected: str) -> FileFormatError:
-        return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
-
+    refuse = partial(_misfit, key, shape, where)
     if not shape or 0 in shape:
         raise refuse("numbers, at least one")
     if key.name.endswith("_scale"):
@@ -61,15 +61,24 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
         return Form(axes, axes)
     if len(axes) > 3:
         raise refuse("[tokens, width]")
-    if len(axes) < 3:
-        axes = (1, *axes)[-2:]
-        return Form(axes, axes)
+    if len(axes) == 3:
+        return _of_three_axes(key.name, axes, rows, heads, refuse)
+    axes = (1, *axes)[-2:]
+    return Form(axes, axes)
+
+
+def _misfit(key: Key, shape: tuple[int, ...], where: str, expected: str) -> FileFormatError:
+    return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
+
+
+def _of_three_axes(name: str, axes: tuple[int, ...], rows: int | None, heads: int | None, refuse: Callable[[str], FileFormatError]) -> Form:
+    """The form of a point with an axis of sequences, of heads, or of each token's experts."""
     a, b, c = axes
-    if key.name in SLOTS and (a == rows or (rows is None and a != 1)):
+    if name in SLOTS and (a == rows or (rows is None and a != 1)):
         return Form((a, b * c), axes)
-    if a == 1 and (key.name not in HEADS or 1 != rows == b):  # a batch of one
+    if a == 1 and (name not in HEADS or 1 != rows == b):  # a batch of one
         return Form((b, c), (b, c))
-    if key.name not in HEADS:
+    if name not in HEADS:
         raise refuse("[tokens, width]: one sequence")
     if a == b == rows and a > 1:
         raise refuse(f"[{a}, heads * head width]: with {a} tokens and {a} heads either could be the first axis")

@@ -148,8 +148,6 @@ LINEAR_NAMES = tuple(point.name for point in POINTS if point.weight in MATRICES)
 """The outputs of a layer's matrices."""
 FIELDS = {name: POINT[name].weight for name in (*LINEAR_NAMES, "ffn_moe_logits")}
 """The output of each of a layer's matrices, including the router -> the matrix's field in records.Layer."""
-QUANTIZED = NORMS
-"""The inputs of the ternary matrices of a BitNet with sub-norms."""
 MAY_BE_QUANTIZED = (*(point.name for point in POINTS if point.codes), *(f"{name}_in" for name in LINEAR_NAMES))
 """The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>."""
 SCORES = tuple(name for name, (axes, _) in MEANINGS.items() if axes == "H T T")

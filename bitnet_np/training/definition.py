@@ -161,6 +161,37 @@ class _Value:
     gradient: Any = None
 
 
+class _Tape:
+    """The operations that have run, in the order of the forward pass, over the parameters of a model."""
+
+    def __init__(self, parameters: Mapping[str, Array], quantizers: Callable[[str], Quantizers], eps: float) -> None:
+        self.parameters = {name: _Value(array) for name, array in parameters.items()}
+        self._quantizers, self._eps = quantizers, eps
+        self._steps: list[_Value] = []
+
+    def run(self, operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:
+        self._steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
+        return self._steps[-1]
+
+    def norm(self, name: str, x: _Value) -> _Value:  # x itself if a family has no such norm
+        gain = self.parameters.get(f"{name}.weight")
+        return x if gain is None else self.run(rms_norm, x, gain, eps=self._eps)
+
+    def product(self, name: str, x: _Value) -> _Value:  # with a bias where there is one
+        weight, bias = f"{name}.weight", self.parameters.get(f"{name}.bias")
+        y = self.run(linear, x, self.parameters[weight], quantizers=self._quantizers(weight))
+        return y if bias is None else self.run(add, y, bias)
+
+    def backward(self) -> dict[str, Any]:
+        """The gradients of the parameters, from that of the last value."""
+        while self._steps:
+            value = self._steps.pop()
+            assert value.back is not None
+            for source, gradient in zip(value.inputs, value.back(value.gradient), strict=True):
+                source.gradient = gradient if source.gradient is None else source.gradient + gradient
+        return {name: value.gradient for name, value in self.parameters.items()}
+
+
 def loss_and_gradients(
     c: Any,
     parameters: Mapping[str, Array],
@@ -174,25 +205,14 @@ def loss_and_gradients(
     c: any record with the fields of records.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
     predicted tokens of all. factors: of RoPE's frequencies, [J].
     """
-    ids, steps, values = [np.asarray(each) for each in sequences], list[_Value](), {n: _Value(value) for n, value in parameters.items()}
+    ids = [np.asarray(each) for each in sequences]
     lengths = [len(each) - 1 for each in ids]
     read, targets = (np.concatenate([each[part] for each in ids]) for part in (slice(-1), slice(1, None)))
     rows, ends, position = len(read), np.cumsum(lengths[:-1]), np.concatenate([np.arange(n) for n in lengths])
-
-    def run(operation: Callable[..., tuple[Array, Back]], *inputs: _Value, **how: Any) -> _Value:  # in the order of the forward pass
-        steps.append(_Value(*operation(*(value.tensor for value in inputs), **how), inputs))
-        return steps[-1]
-
-    def norm(name: str, x: _Value) -> _Value:  # x itself if a family has no such norm
-        gain = values.get(f"{name}.weight")
-        return x if gain is None else run(rms_norm, x, gain, eps=c.eps)
-
-    def product(name: str, x: _Value) -> _Value:  # with a bias where there is one
-        weight, bias = f"{name}.weight", values.get(f"{name}.bias")
-        y = run(linear, x, values[weight], quantizers=quantizers(weight))
-        return y if bias is None else run(add, y, bias)
-
-    h = run(embed, values["token_embd.weight"], tokens=read)
+    tape = _Tape(parameters, quantizers, c.eps)
+    run, norm, product = tape.run, tape.norm, tape.product
+    embedding = tape.parameters["token_embd.weight"]
+    h = run(embed, embedding, tokens=read)
     for n in range(c.n_layers):
         x = norm(f"blk.{n}.attn_norm", h)
         q, k, v = (run(reshape, product(f"blk.{n}.attn_{name}", x), shape=(rows, -1, c.head_dim)) for name in "qkv")
@@ -202,12 +222,7 @@ def loss_and_gradients(
         x = norm(f"blk.{n}.ffn_norm", h)
         x = run(GATES[c.activation], product(f"blk.{n}.ffn_gate", x), product(f"blk.{n}.ffn_up", x))
         h = run(add, h, product(f"blk.{n}.ffn_down", norm(f"blk.{n}.ffn_sub_norm", x)))
-    head = values.get("output.weight", values["token_embd.weight"])
+    head = tape.parameters.get("output.weight", embedding)
     logits = run(linear, norm("output_norm", h), head)  # the head is never quantised
     loss, logits.gradient = cross_entropy(logits.tensor, targets, rows if divisor is None else divisor)
-    while steps:
-        value = steps.pop()
-        assert value.back is not None
-        for source, gradient in zip(value.inputs, value.back(value.gradient), strict=True):
-            source.gradient = gradient if source.gradient is None else source.gradient + gradient
-    return loss, {name: value.gradient for name, value in values.items()}
+    return loss, tape.backward()

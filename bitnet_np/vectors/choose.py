@@ -26,7 +26,7 @@ def cases(size: str, like: Model | None = None, **named: Sequence[str] | None) -
     """
     chosen = {}
     for name, of_size in CHOICES.items():
-        chosen[name] = of_size[size] if (some := named.get(name)) is None else tuple(some)
+        chosen[name] = of_size[size] if (given := named.get(name)) is None else tuple(given)
         for value in chosen[name]:
             if value not in of_size["full"]:
                 raise OptionError(

@@ -58,7 +58,9 @@ def _run(variant: Variant, tokens: NDArray[np.int32]) -> Tensors:
     return tensors
 
 
-def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first: int = 0, dialect: Dialect = EXACT) -> dict[str, Output]:
+def _outputs(
+    model: Model, tokens: NDArray[np.int32], all_tensors: bool = False, first: int = 0, dialect: Dialect = EXACT
+) -> dict[str, Output]:
     """The rules of the logits, or of every tensor, of the positions from the first on."""
     base = Variant("ours", model, dialect, contract)
     right, runs, other = _run(base, tokens), [_run(variant, tokens) for variant in roundings(base)], other_choices(base)
@@ -67,7 +69,7 @@ def _outputs(model: Model, tokens: NDArray[np.int32], every: bool = False, first
     for key, value in right.items():
         if key == LOGITS:
             reach = reach_of(value, [run[key] for run in runs], base, choices=None if choices is None else choices[key])
-        elif every:
+        elif all_tensors:
             nmse = np.array([position_errors(value.astype(np.float64), run[key].astype(np.float64)) for run in runs])
             of_choices = None if choices is None else position_errors(value.astype(np.float64), choices[key].astype(np.float64))
             reach = Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), choices=of_choices)
@@ -98,7 +100,7 @@ def _folder(kind: str, seed: int) -> tuple[Model, dict[str, bytes]]:
 def _calls(name: str, model: Model, file: dict[str, str], contents: dict[str, bytes], every_way: bool = False) -> Iterator[Case]:
     """The cases of a model: the whole sequence, and the same in other calls, which give the same numbers. file: its path, by its kind."""
     tokens = _TOKENS if every_way else _TOKENS[:5]
-    whole = _outputs(model, tokens, every=True)
+    whole = _outputs(model, tokens, all_tensors=True)
     logits, count = {"logits": whole["logits"]}, len(tokens)
     weights = model.layers[0].attn_q.weights
     stored = getattr(weights, "blocks", None) or weights  # a ternary matrix as the file has it

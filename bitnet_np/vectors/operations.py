@@ -199,8 +199,8 @@ def _place(name: str, factors: Any = None, **fields: Any) -> law.Place:
     """A place in a small model with these fields of Config."""
     shape: Any = {"vocab": 8, "width": 8, "ffn": 8, "n_layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "context": 1 << 17}
     model = random_model(Noise(970), family="llama", **shape)
-    config, own = replace(model.config, **fields), None if factors is None else np.array(factors, f32)
-    return law.Place(replace(model, config=config, **rope_fields(config, own)), EXACT, Key(name, 0))
+    config, divisors = replace(model.config, **fields), None if factors is None else np.array(factors, f32)
+    return law.Place(replace(model, config=config, **rope_fields(config, divisors)), EXACT, Key(name, 0))
 
 
 def rope() -> Iterator[Case]:
@@ -296,4 +296,5 @@ def cases(size: str, types: Sequence[str], wanted: Sequence[str]) -> Iterator[Ca
     groups += [(("rope",), rope()), (("attend",), attention()), (("mask",), mask())]
     groups += [(("top_experts", "expert_weights", "experts_matmul"), experts()), (("pool", "head", "sample"), around())]
     for names, made in groups:
-        yield from (case for case in made if case.operation in wanted) if {*names} & {*wanted} else ()
+        if not {*names}.isdisjoint(wanted):
+            yield from (case for case in made if case.operation in wanted)

@@ -34,6 +34,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from exact_folder import exact_view
 from hf_engine import Transformers
 from numpy.typing import NDArray
 
@@ -50,9 +51,9 @@ from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import FAMILIES, NORMS
 from bitnet_np.model.records import MATRICES, Activation, Config
-from bitnet_np.testing.hf_files import exact_view, folder_model, write_folder, write_hf
+from bitnet_np.testing.hf_files import folder_model, write_folder, write_hf
 from bitnet_np.text.tokenizer import tokenizer_from
-from bitnet_np.traces.points import QUANTIZED, Trace
+from bitnet_np.traces.points import Trace
 from bitnet_np.training.gradients import parameter_shapes
 
 KINDS = (  # linear_class, quantization_mode
@@ -138,7 +139,7 @@ def compare_float64(definition: Any, tokens: NDArray[np.int64], theirs: NDArray,
     ties = np.zeros(len(tokens), bool)
 
     def look(name: str, layer: int | None, array: NDArray) -> None:
-        if ternary and name in QUANTIZED:
+        if ternary and name in NORMS:  # the inputs of ternary matrices
             ties[:] |= near_tie(array)
 
     ours = spec.forward(definition, tokens, record=look)

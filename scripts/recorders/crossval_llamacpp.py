@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from bitnet_np import LLAMA_CPP, Error, Model, forward_full
 from bitnet_np.base.errors import OptionError
 from bitnet_np.base.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
-from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.files.convert import convert
 from bitnet_np.files.load import load, open_model
 from bitnet_np.judge.dump import judge_trace
@@ -43,6 +42,7 @@ from bitnet_np.traces.points import Key, Trace
 sys.path.append(str(Path(__file__).parents[1]))  # for a run by its path
 
 from judging.llama_cpp import LlamaCpp, Points, points
+from judging.workers import add_cluster_arguments, over_workers
 
 MIXTRAL = "mixtral"
 """The architecture llama with experts."""
@@ -220,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="record a model of each family there, and compare nothing")
-    add_cluster_arguments(parser, "the cases")
+    add_cluster_arguments(parser)
     options = parser.parse_args(argv)
     rows = []
     try:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bitnet_np.base.tables import printable, table
-from bitnet_np.cli.printing import fitted, outcome, plain
+from bitnet_np.cli.inspect import plain
+from bitnet_np.cli.printing import fitted, outcome
 
 
 def test_what_is_not_there_is_a_dash_on_the_right():

@@ -33,6 +33,10 @@ def upward(module, source):
             yield tuple(name.removeprefix(PACKAGE.name + ".") for name in (module, other))
 
 
+READ = ("spec", "contract/", "engine/")
+"""What a reader begins with: its lines are no longer than COLUMNS."""
+COLUMNS = 110
+
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -74,6 +78,14 @@ def test_no_import_goes_up():
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_keeps_its_budget(name):
     assert lines(path for module, path in MODULES.items() if room(module) == name) <= BUDGETS[name]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_lines_of_what_is_read_first_are_short(name):
+    sources = [path for module, path in MODULES.items() if room(module) == name]
+    assert sources
+    long = [f"{p.name}:{n}" for p in sources for n, line in enumerate(p.read_text("utf-8").splitlines(), 1) if len(line) > COLUMNS]
+    assert long == []
 
 
 @pytest.mark.parametrize("folder", PARTS)

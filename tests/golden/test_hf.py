@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from recorders.exact_folder import exact_view
 
 from bitnet_np import spec
 from bitnet_np.engine.forward_pass import forward_full
@@ -25,7 +26,6 @@ from bitnet_np.files.load import load
 from bitnet_np.judge.measures import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.records import MATRICES, Linear, Ternary
-from bitnet_np.testing.hf_files import exact_view
 
 DATA = Path(__file__).parents[1] / "data" / "hf"
 QUANTIZED = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied", "llama_bitlinear_rms_untied")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import sweep_plans
 from command_line import ROOT, TINY
+from judging.workers import add_cluster_arguments, over_workers
 from sweep_plans import PLAN, written
 
 from bitnet_np import BITNET_CPP, Error, load
 from bitnet_np.base.errors import ServerError
-from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.cli.main import main
 from bitnet_np.generation import nll
 from bitnet_np.sweep.cluster import connected
@@ -110,7 +110,7 @@ def test_the_cases_of_scripts_come_in_their_order(client):
         return case, os.getpid()
 
     parser = argparse.ArgumentParser()
-    add_cluster_arguments(parser, "the cases")
+    add_cluster_arguments(parser)
     outcomes = {}
     for options in ([], ["--scheduler", client.scheduler.address]):
         with over_workers(parser.parse_args(options)) as over:

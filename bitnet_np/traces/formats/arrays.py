@@ -41,10 +41,10 @@ def damaged(what: str) -> Iterator[None]:
 def files_in(path: Path, ending: str, folders: re.Pattern[str], most: int) -> dict[str, Path]:
     """The files of a folder and of folders in it of such names, by their names within it. Raises FileFormatError for more than `most`."""
     inside = (Path(entry) for entry in os.scandir(path) if folders.fullmatch(entry.name) and entry.is_dir())
-    found = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
-    if len(found) > most:
-        raise FileFormatError(f"{path}: {len(found)} files, expected {most} at most")
-    return {file.relative_to(path).as_posix(): file for file in sorted(found)}
+    files = [Path(entry) for folder in (path, *inside) for entry in os.scandir(folder) if entry.name.endswith(ending) and entry.is_file()]
+    if len(files) > most:
+        raise FileFormatError(f"{path}: {len(files)} files, expected {most} at most")
+    return {file.relative_to(path).as_posix(): file for file in sorted(files)}
 
 
 def head_of(path: Path, count: int) -> tuple[bytes, int]:
@@ -132,18 +132,11 @@ class Labelled(NamedTuple):
         ids = agreed_tokens(np.concatenate([*in_file.values()]) if in_file else None, tokens, where)
         rows = _rows_of_steps(parts, arrays, where) | {step: len(part) for step, part in in_file.items()}
         rows[_WHOLE] = None if ids is None else len(ids)
-        used = {label for labels in held.values() for label in labels}
-        understood = used | {label for by_step in parts.values() for labels in by_step.values() for label in labels}
-        entries: dict[Key, Entry] = {}
-        for key, by_step in parts.items():
-            if key is None or (key.name in SCORES and _WHOLE not in by_step):  # each step has more keys than the one before
-                continue
-            steps = []
-            for step, labels in sorted(by_step.items()):
-                forms = {label: _normal(key, arrays[label], rows[step], where, config) for label in labels}
-                steps.append(_agreed(_named(key, step), forms, where))
-                used.update(labels)
-            entries[key] = _joined(key, steps, where)
+        understood = _labels(held, *parts.values())
+        # of scores each step has more keys than the one before
+        points = {key: steps for key, steps in parts.items() if key and (key.name not in SCORES or _WHOLE in steps)}
+        used = _labels(held, *points.values())
+        entries = {key: _point(key, steps, arrays, rows, where, config) for key, steps in points.items()}
         ignored = (*self.ignored, *(label for label in arrays if label not in used))
         if not entries:
             raise FileFormatError(
@@ -198,6 +191,27 @@ def _normal(key: Key, entry: Entry, rows: int | None, where: str, config: Config
     form = normal_form(key, entry.shape, rows, where, heads_of(key, config))
     dtype = checked_dtype(key, entry.dtype, where).newbyteorder("=")
     return Entry(form.shape, dtype, lambda: form.of(entry.load()).astype(dtype, copy=False))
+
+
+def _labels(*parts: Mapping[int, Sequence[str]]) -> set[str]:
+    """All labels of points, or of the token ids."""
+    return {label for by_step in parts for labels in by_step.values() for label in labels}
+
+
+def _point(
+    key: Key,
+    by_step: Mapping[int, Sequence[str]],
+    arrays: Mapping[str, Entry],
+    rows: Mapping[int, int | None],
+    where: str,
+    config: Config | None,
+) -> Entry:
+    """The array of a point: of each step one of the arrays that a file has of it, which must agree, one after another."""
+    steps = []
+    for step, labels in sorted(by_step.items()):
+        forms = {label: _normal(key, arrays[label], rows[step], where, config) for label in labels}
+        steps.append(_agreed(_named(key, step), forms, where))
+    return _joined(key, steps, where)
 
 
 def _rows_of_steps(parts: _Parts, arrays: Mapping[str, Entry], where: str) -> dict[int, int | None]:

@@ -82,8 +82,8 @@ def read(path: str | os.PathLike[str]) -> PartialTrace:
                 tensors.pop(key, None)  # a bias was added to it: the later one counts, at its place
                 tensors[key] = _tensor(key, lengths, file, where)
     if not tensors:
-        some = ", ".join(map(shown, ignored[:5])) or "nothing"
-        raise FileFormatError(f"{path}: no node that is a point of a forward pass, expected some such as attn_norm-0; it has {some}")
+        first = ", ".join(map(shown, ignored[:5])) or "nothing"
+        raise FileFormatError(f"{path}: no node that is a point of a forward pass, expected some such as attn_norm-0; it has {first}")
     return PartialTrace(tuple(tensors.values()), f"{path} (eval-callback)", tuple(dict.fromkeys(ignored)))
 
 

@@ -88,8 +88,8 @@ def _clear(label: str) -> str | None:
 def _split_loose_step(label: str) -> tuple[str, int | None]:
     """A label without its step, and the step, in other writings too: l_out-0_step5, step5_l_out-0, l_out-0.token-5."""
     inner, step = split_step(label)
-    found = _STEP.search(inner) if step is None else None
-    return (inner, step) if found is None else (inner[: found.start()] + inner[found.end() :], int(found[1]))
+    match = _STEP.search(inner) if step is None else None
+    return (inner, step) if match is None else (inner[: match.start()] + inner[match.end() :], int(match[1]))
 
 
 def _without_words(label: str) -> Iterator[str]:
@@ -104,24 +104,24 @@ def _without_words(label: str) -> Iterator[str]:
 
 def _lowered(labels: Sequence[str], n_layers: int) -> dict[str, str]:
     """Each label of a layer -> the same label of the layer before it, if layers are counted from 1."""
-    found: dict[str, tuple[re.Match[str], int | None]] = {}
+    numbered: dict[str, tuple[re.Match[str], int | None]] = {}
     for label in labels:
         inner, step = split_step(label)
         if not _FROM_ZERO.match(inner) and (number := _NUMBER.search(inner)) is not None:
-            found[label] = number, step
-    layers = {int(number[0]) for number, _ in found.values()}
+            numbered[label] = number, step
+    layers = {int(number[0]) for number, _ in numbered.values()}
     if not layers or min(layers) < 1 or max(layers) != n_layers:
         return {}
-    lower = {label: f"{n.string[: n.start()]}{int(n[0]) - 1}{n.string[n.end() :]}" for label, (n, _) in found.items()}
-    return {label: inner if found[label][1] is None else f"step-{found[label][1]}/{inner}" for label, inner in lower.items()}
+    lower = {label: f"{n.string[: n.start()]}{int(n[0]) - 1}{n.string[n.end() :]}" for label, (n, _) in numbered.items()}
+    return {label: inner if numbered[label][1] is None else f"step-{numbered[label][1]}/{inner}" for label, inner in lower.items()}
 
 
 def not_understood(labels: Sequence[str]) -> str:
     """The note on labels that stand for no point, with the names that are near to the first of them."""
-    some = [(label, nearest(label)) for label in labels[:3]]
-    such = [f"{_shown(label)}{f' (did you mean {near}?)' if near else ''}" for label, near in some]
+    pairs = [(label, nearest(label)) for label in labels[:3]]
+    such = [f"{_shown(label)}{f' (did you mean {near}?)' if near else ''}" for label, near in pairs]
     count = f"{len(labels)} labels are" if len(labels) > 1 else "a label is"
-    return f"{count} not understood: {', '.join(such)}{' and others' * (len(labels) > len(some))}"
+    return f"{count} not understood: {', '.join(such)}{' and others' * (len(labels) > len(pairs))}"
 
 
 def nearest(label: str) -> str | None:

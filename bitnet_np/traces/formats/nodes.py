@@ -41,10 +41,10 @@ def is_node(label: str) -> bool:
 
 def read(path: Path, tokens: NDArray | None = None, call: int = 0) -> Labelled:
     """The arrays of one call of the engine, counted from 0: of its prefill, if that is the first. They say how many tokens there are."""
-    arrays, ignored, found = dict[str, Entry](), [], read_archive(path)
-    nodes = {label: node[1] for label in found if (node := node_of(label)) and node[0] == call}
-    widths = {key.layer: found[label].shape[-1] for label, key in nodes.items() if key.name == "Qcur_rope"}  # of heads
-    for label, entry in found.items():
+    arrays, ignored, members = dict[str, Entry](), [], read_archive(path)
+    nodes = {label: node[1] for label in members if (node := node_of(label)) and node[0] == call}
+    widths = {key.layer: members[label].shape[-1] for label, key in nodes.items() if key.name == "Qcur_rope"}  # of heads
+    for label, entry in members.items():
         key = nodes.get(label)
         if label == TOKENS:
             arrays[label] = entry

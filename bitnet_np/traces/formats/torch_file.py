@@ -102,18 +102,18 @@ def _check_archive(path: Path) -> None:
 
 def _tensors(content: Any, kind: Any, path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the tensors of nested containers by their labels; numbers, text and None are passed over."""
-    found: list[tuple[str, Any, int]] = [("", content, 0)]
-    for label, value, depth in found:  # which grows by what is in a container
+    values: list[tuple[str, Any, int]] = [("", content, 0)]
+    for label, value, depth in values:  # which grows by what is in a container
         if isinstance(value, kind) and value.dim():  # else it is a number, as a loss is
             yield label, value
         elif isinstance(value, dict | list | tuple):
-            if len(found) + len(value) > 2 * MAX_POINTS or depth == _DEEPEST:
+            if len(values) + len(value) > 2 * MAX_POINTS or depth == _DEEPEST:
                 most = f"more than {2 * MAX_POINTS} values or {_DEEPEST} containers deep"
                 raise FileFormatError(f"{path}: {most}, expected a dictionary of tensors")
             items: Iterable[tuple[Any, Any]] = enumerate(value)
             if isinstance(value, dict):  # and of a stand-in the fields, which may have the names of methods
                 items = (getattr(value, "__dict__", {}) | dict(dict.items(value))).items()
-            found += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
+            values += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
 
 
 def _entry(tensor: Any, where: str, key: Key | None) -> Entry:
