@@ -506,10 +506,11 @@ def _mixture(step: _Step, source: _Input) -> Array:
 
 
 def _mixture_of_row(step: _Step, x: Array, experts: Array, weights: Array) -> Array:
-    """The weighted sum of the experts of one token, launch by launch, so that it can be recorded: [1, D], [1, k] x 2 -> [1, D]."""
-    out = cpu.empty(x.shape)
+    """The weighted sum of the experts of one token, as launches that can be recorded:
+    [1, D], [1, k] x 2 -> [1, D]."""
+    out, count = cpu.empty(x.shape), len(step.weights.experts)
     for slot in range(experts.shape[1]):
-        cpu.choose(experts[0, slot : slot + 1], len(step.weights.experts), partial(_mix_in, step, x, weights, slot, out))
+        cpu.choose(experts[0, slot : slot + 1], count, partial(_mix_in, step, x, weights, slot, out))
     return out
 
 
