@@ -147,8 +147,8 @@ def launch(kernel: Kernel, work: int, *args: Any) -> None:
     return None
 
 
-def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
-    """Let the team call a function that runs `kernels` kernels."""
+def _by_team(kernels: int, function: Callable[..., R], *args: Any) -> R:
+    """The result of a function that runs `kernels` kernels, called by the team."""
     global _threads_started
     try:  # not `with`: in Python 3.14 an interrupt may come between a lock and the block that it guards
         _turn.acquire()
@@ -157,7 +157,7 @@ def _by_team(kernels: int, function: Callable[..., None], *args: Any) -> None:
             _team[0] = code_address(_crew, types.int64, types.int64, types.int64)
         _threads_started |= members > 1
         _team[1] = members
-        _sharing.call(members, kernels, function, *args)
+        return _sharing.call(members, kernels, function, *args)
     finally:
         try:  # noqa: SIM105  an interrupt may come after a call of `suppress`
             _turn.release()
@@ -189,17 +189,16 @@ def choose(number: NDArray[np.int32], count: int, branch: Callable[[int], None])
 
 
 @serial
-def _run_steps(steps, jobs, place):
-    for i in range(place[0], len(steps)):
+def _run_steps(steps, jobs, begin):
+    for i in range(begin, len(steps)):
         first, count, number = steps[i]
-        place[0] = i
         if number:
             first += count * number_at(number)
         if not jobs[first]:
-            return
+            return i
         for job in range(first, first + count):
             run_job(jobs[job])
-    place[0] = len(steps)
+    return len(steps)
 
 
 def launch_again(steps: Ints, jobs: Ints, begin: int) -> int:
@@ -208,9 +207,7 @@ def launch_again(steps: Ints, jobs: Ints, begin: int) -> int:
     steps [n, 3]: the first job of each, how many there are, and 0, or the address of an int32 that says after how many times as many jobs
     the first one comes. jobs: their addresses, 0 where a job is not known.
     """
-    place = np.array([begin])
-    in_default_state(_by_team, len(steps), _run_steps, steps, jobs, place)
-    return int(place[0])
+    return in_default_state(_by_team, len(steps), _run_steps, steps, jobs, begin)
 
 
 def read_only(array: NDArray) -> NDArray:

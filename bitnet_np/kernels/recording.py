@@ -101,7 +101,7 @@ class Recording:
         for own, x in zip(self._inputs, inputs, strict=True):
             own[...] = x
         step = 0
-        while (step := launching.launch_again(self._steps, self._jobs, step)) < len(self._steps):
+        while (step := launching.launch_again(self._steps, self._jobs, step)) != len(self._steps):
             self._choose(step)
             step += 1
         return self._result.copy()

@@ -6,9 +6,11 @@ time, and all other threads wait for it. If this costs more than sharing gains, 
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .numba_threads import get_num_threads
+
+R = TypeVar("R")
 
 _PERIOD = 0.05  # seconds of shared work that are looked at together: a clock of processor time may tick 64 times a second
 _REST = 0.5  # seconds until sharing is tried again
@@ -31,16 +33,16 @@ class Sharing:
         """How many threads share the next call. No bit depends on that."""
         return 1 if self._clock() < self._rest + _REST else get_num_threads()
 
-    def call(self, members: int, kernels: int, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function that runs `kernels` kernels, which `members` threads share."""
+    def call(self, members: int, kernels: int, function: Callable[..., R], *arguments: Any) -> R:
+        """The result of a function that runs `kernels` kernels, which `members` threads share."""
         begin = self._clock()
         if members == 1 and begin >= self._rest + _REST:
-            function(*arguments)  # the caller has one thread, and nothing is learnt
-            return
+            return function(*arguments)  # the caller has one thread, and nothing is learnt
         forms, worked = _forms(function), self._processor()
-        function(*arguments)
+        result = function(*arguments)
         if _forms(function) == forms:  # otherwise one thread compiled or loaded it during the call
             self._count(members, kernels, self._clock() - begin, self._processor() - worked)
+        return result
 
     def _count(self, members: int, kernels: int, seconds: float, worked: float) -> None:
         if members == 1:

@@ -68,11 +68,22 @@ def _attention(ops: Backend, name: str, *options: object) -> tuple[NDArray, ...]
     return _with_wrong_parts(ops, attended, [(slice(*each),) for each in ends], slice(None))
 
 
+def _mixture(ops: Backend) -> tuple[NDArray, ...]:
+    """The weighted sums of three experts at once; and slot by slot, if these have other bits."""
+    y, weights = noise(79, 3, ROWS, COLUMNS), noise(80, ROWS, 3)
+    whole = ops.mix(np.ascontiguousarray(y.swapaxes(0, 1)), weights)
+    by_slots = np.empty_like(whole)
+    for slot in range(3):
+        cpu.mix_in(y[slot], weights, slot, by_slots)
+    return (whole, by_slots) if ops is cpu and by_slots.tobytes() != whole.tobytes() else (whole,)
+
+
 def part_cases(ops: Backend, tables: dict[str, NDArray]) -> dict[str, Case]:
     """The cases by name. tables: some of COLUMNS rows, by the type of their numbers."""
     mask = np.where(noise(77, 2, ROWS, ROWS) < -0.3, np.float32(-np.inf), noise(78, 2, ROWS, ROWS))
     named = {f"parts, {name}": partial(_floats, ops, table) for name, table in tables.items()}
     named |= {f"parts, ternary, {width} columns": partial(_ternary, ops, width) for width in (600, 6144)}
     named |= {f"parts, {kind.name}": partial(_blocks, ops, kind) for kind in BLOCK_TYPES}
+    named["parts, mix"] = partial(_mixture, ops)
     attention: dict[str, tuple] = {"attend": (), "attend, window": (70, np.float32(0.3), np.float32(2)), "attend_masked": (mask,)}
     return named | {f"parts, {name}": partial(_attention, ops, name.split(",")[0], *options) for name, options in attention.items()}

@@ -76,6 +76,7 @@ def test_the_architecture_is_the_processs(monkeypatch, triple, expected):
 
 
 @pytest.mark.skipif(processor.architecture() != "x86_64", reason="AVX is x86-64's")
+@pytest.mark.skipif("NUMBA_CPU_FEATURES" in os.environ, reason="Numba has been told of features, and asks no other setting")
 def test_without_avx_in_numba_kernels_are_compiled_without_it():
     """LLVM aborts the process over an instruction that it was told not to use."""
     program = (
