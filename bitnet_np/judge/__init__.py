@@ -12,7 +12,9 @@ verdict.py      SAME_BITS, ROUNDING, FLIPS, ... INVALID       options.py        
 report/         the Report: tables, HTML, pictures            compare_models.py two models of a family, side by side
 top_logprobs.py log-probabilities of a running server         partial.py        tensors of which a part is known, or the RMS
 receipt.py      BitNet-rs's parity receipts               first_looks.py    what a dump is in place of what it should be
-declaring.py    the flag that declares what was seen
+declaring.py    the flag that declares what was seen          hypothesis.py     the record of a thought: an edit, where it is
+evidence.py     when numbers are explained                    words.py          numbers, places and moves in words
+detail.py       worst numbers and errors by position, on request
 
 The way of a dump: check.py, sequences.py, dump.py, which has logits_alone.py judge the logits and tensors.py every operation (law/,
 mistakes/search.py); then report/. The judge shares no arithmetic with the kernels and dialects that it may have to judge.

@@ -28,14 +28,14 @@ from ..traces.points import Key
 from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, engines_of_type, in_precision, other_choices, reach_of, roundings
+from .hypothesis import Compute, Hypothesis
 from .law.expected import type_of
 from .law.graph import TOKENS
 from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
-from .mistakes.catalogue import Trial, in_engine, sites, trials
-from .mistakes.mistake import Cause, Compute
-from .mistakes.names import CACHE_ROUNDINGS
+from .mistakes.catalogue import CACHE_ROUNDINGS
+from .mistakes.hypotheses import hypotheses, in_engine, sites
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import DEFAULT, SEARCHING, USUAL_BUDGET, Options
 from .readings.table import facts_of
@@ -244,12 +244,12 @@ class _Target:
         left = b - a * ((a * b).sum() / max(np.square(a).sum(), 1e-300))
         return bool(np.square(left).sum() <= _EXACT * np.square(b - a).sum())
 
-    def of_operations(self, search: Search, case: "LogitsCase") -> Cause | None:
+    def of_operations(self, search: Search, case: "LogitsCase") -> Hypothesis | None:
         """The mistake of operations that makes theirs of ours but for roundings."""
         if self.ids is None or not self.search:
             return None
         most = int(min(self.options.effort * _MOST_WORK / self.work, sys.maxsize - 1))
-        every = list(islice(trials(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
+        every = list(islice(hypotheses(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
         if len(every) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
@@ -316,11 +316,11 @@ class _Target:
             if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return f"no farther than rounding reaches in {dialect.text}"
             attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out"]
-            for trial in trials(attention, single=False) if self.ids is not None else ():
-                if trial.cause.id.startswith("cache.ggml"):
-                    x = self.logits(trial.variant(dialect, self.ids))
+            for hypothesis in hypotheses(attention, single=False) if self.ids is not None else ():
+                if hypothesis.id.startswith("cache.ggml"):
+                    x = self.logits(hypothesis.variant(dialect, self.ids))
                     if x is not None and self.explains(x, self.away):
-                        return f"{trial.cause}; in {dialect.text}"
+                        return f"{hypothesis}; in {dialect.text}"
         for precision in _PRECISIONS:
             of_type = engines_of_type(self.base, precision.act) if precision.act != "float32" and self.work <= _OF_TYPES else ()
             runs = [run for variant in (in_precision(self.base, precision), *of_type) if (run := self.logits(variant)) is not None]
@@ -382,23 +382,23 @@ class _FirstLook:
     away: NDArray[np.float64]  # [P]
     wrong: NDArray[np.intp]  # the positions
 
-    def promising(self, some: Sequence[Trial]) -> list[Trial]:
+    def promising(self, some: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Those of some mistakes that leave at most half of the error at these positions, or have to be tried at all others."""
-        looked_at = [trial for trial in some if trial.computes and not trial.grid and trial.engine is None]
+        looked_at = [hypothesis for hypothesis in some if hypothesis.computes and not hypothesis.grid and hypothesis.engine is None]
         if not looked_at:
             return list(some)
         end, failed = int(self.wrong[-1]) + 1, set[int]()
-        variant = with_each_computed(self.base, [trial.computes for trial in looked_at], self.right[TOKENS][:end], failed)
+        variant = with_each_computed(self.base, [hypothesis.computes for hypothesis in looked_at], self.right[TOKENS][:end], failed)
         with np.errstate(all="ignore"):
             logits = self.run(variant, len(looked_at), end)
         away = [_distances(x, self.ours[:end], self.theirs[:end])[self.wrong].mean() for x in logits]
         far = [i in failed or not x < self.away[self.wrong].mean() / 2 for i, x in enumerate(away)]
-        refused = {id(trial) for trial, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(trial, end)}
-        return [trial for trial in some if id(trial) not in refused]
+        refused = {id(one) for one, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(one, end)}
+        return [hypothesis for hypothesis in some if id(hypothesis) not in refused]
 
-    def looks_ahead(self, trial: Trial, end: int) -> bool:
+    def looks_ahead(self, hypothesis: Hypothesis, end: int) -> bool:
         """Whether a mistake makes other numbers of the first tokens where more follow."""
-        compute = next(iter(trial.computes.values()))
+        compute = next(iter(hypothesis.computes.values()))
         first, every = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
         if first is None or every is None:
             return first is not every
@@ -420,20 +420,20 @@ class LogitsCase(Case):
     target: _Target
     best: NDArray[np.float64]  # [P], the distance of the nearest run without a mistake
 
-    def made(self, trial: Trial) -> Floats | None:
+    def made(self, hypothesis: Hypothesis) -> Floats | None:
         try:
-            return self.target.logits(trial.variant(self.target.base, self.target.ids))
+            return self.target.logits(hypothesis.variant(self.target.base, self.target.ids))
         except KeyError:  # it asks for a tensor of a later layer
             return None
 
-    def explained(self, array: NDArray, trial: Trial) -> Explanation:
+    def explained(self, array: NDArray, hypothesis: Hypothesis) -> Explanation:
         """What is left. An operation that is off by no more than roundings may flip the codes that they flip: theirs are farther, then."""
         t, away = self.target, _distances(array, self.value, self.theirs)
-        if trial.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
+        if hypothesis.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
             return Explanation(np.inf, False)
         return Explanation(float(away.mean()), _explains(away, self.best) and t.made_by(array))
 
-    def promising(self, every: Iterable[Trial], stop: Callable[[], bool]) -> Iterator[Trial]:
+    def promising(self, every: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         look, rest = self.target.first_look if self.target.strong else None, iter(every)
         if look is None:  # or where flipped codes may be most of what is left at some positions
             yield from rest
@@ -449,7 +449,7 @@ class LogitsCase(Case):
     def cost(self, changed: Collection[Key]) -> float:
         return self.target.work + OVERHEAD * len(self.span) // 2
 
-    def facts(self) -> Cause | None:
+    def facts(self) -> Hypothesis | None:
         """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
         a, b = self.value.astype(np.float64), self.theirs.astype(np.float64)
         nmse = self.target.reach.nmse

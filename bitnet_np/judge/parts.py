@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.mistake import Cause, Edited
-from .readings.wrong import Array, Indices, places_of
+from .edits.edited import Edited
+from .hypothesis import Hypothesis
+from .law.expression import Array
+from .words import Indices, places_of
 
 _LEAST = 8  # wrong numbers: fewer are no evidence for a mistake of an operation
 _NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond their bound
@@ -40,7 +42,7 @@ class Part:
         """These rows and elements of a tensor [T, width]."""
         return x[np.ix_(self.rows, self.columns)]
 
-    def named(self, cause: Cause) -> Cause:
+    def named(self, cause: Hypothesis) -> Hypothesis:
         """The cause in this part."""
         return replace(cause, text=f"at {self.where}: {cause.text}")
 
@@ -79,9 +81,9 @@ class InParts:
         self._theirs = [part.cut(theirs) for part in self.parts]
         # a mistake that explains little explains nothing
         self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]
-        self._causes: dict[int, Cause] = {}  # by the number of the part
+        self._causes: dict[int, Hypothesis] = {}  # by the number of the part
 
-    def compare(self, candidate: Cause, array: Array, in_rows: bool) -> None:
+    def compare(self, candidate: Hypothesis, array: Array, in_rows: bool) -> None:
         """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made. in_rows: whether
         it is in whole rows alone."""
         for i, part in enumerate(self.parts if candidate.fault else ()):
@@ -91,7 +93,7 @@ class InParts:
             if left < self._best[i]:
                 self._best[i], self._causes[i] = left / 4, candidate  # of two that fit alike, the first one tried stands
 
-    def known(self) -> Cause | None:
+    def known(self) -> Hypothesis | None:
         """The closest mistake in the largest part that one explains."""
         return next((part.named(self._causes[i]) for i, part in enumerate(self.parts) if i in self._causes), None)
 

@@ -25,9 +25,11 @@ from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_error
 from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
+from .evidence import matched
 from .honest_engines import FLOOR, one_scale
+from .hypothesis import Compute, Computes, Hypothesis, Values
 from .law.expected import TINY, Expected, U
-from .law.expression import nodes, value_of
+from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
 from .law.noise import (
     COARSEST_SEEN,
@@ -48,15 +50,14 @@ from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
 from .measures import Reach, across, judge, limits
-from .mistakes.catalogue import Computes, Trial, at_operation, trials
-from .mistakes.mistake import Array, Cause, Compute, Values
-from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
+from .mistakes.catalogue import CACHE_ROUNDINGS, CATALOGUE, at_operation
+from .mistakes.hypotheses import hypotheses
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import SEARCHING, Options
 from .parts import SCREENED, InParts, Part, Screen
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
-from .readings.wrong import Wrong, matched
+from .readings.wrong import Wrong
 from .report.report import OperationVerdict
 from .verdict import Verdict
 
@@ -85,9 +86,9 @@ class TensorJudge:
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
         self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCHING))
-        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+        self.in_vain = 0.0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
-        self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does
+        self.formats: dict[str, Hypothesis | None] = {}  # what explains the noise of tensors of a name, if something does
         self.cached: dict[Key, Compute] = {}  # attention with the KV cache that a tensor has shown, assumed from there on
 
     def verdicts(self) -> list[OperationVerdict]:
@@ -175,26 +176,36 @@ class TensorJudge:
             return judged
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
-            return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
-        if not self.types.strict and self.noise.explains(site.key):
-            return self._noisy(judged, lambda: self._case_of_one(site, expected, inputs, theirs))
-        case = self._case_of_one(site, self._with_noise(site, expected, inputs), inputs, theirs)
-        if (cause := self._coarse_format(site.key, case)) is not None:
-            return self._caused(judged, cause)
-        self.search.begin()
-        cause = self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case)
-        if cause is None and self.noise.level(site.key) > _FLOAT32 and case.wrong is not None:  # what looks like noise may be read off, too
-            cause = cause_of(replace(case.wrong, places=np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0], noise=0.0))
+            return replace(judged.explained(Hypothesis(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
+        return self._sought(
+            judged, lambda room: self._case_of_one(site, self._with_noise(site, expected, inputs) if room else expected, inputs, theirs)
+        )
+
+    def _sought(self, judged: OperationVerdict, case_of: Callable[[bool], "TensorCase"], work: float = 0.0) -> OperationVerdict:
+        """A wrong tensor with its cause: the noise that all operations of its kind have, a format, or a mistake.
+
+        case_of: the case, with room for the noise of others or without. work: of its known mistakes, if they explain nothing.
+        """
+        key, search = judged.key, self.search
+        if not self.types.strict and self.noise.explains(key):
+            return self._noisy(judged, case_of)
+        case = case_of(True)
+        if not self.types.strict and self.residuals[key].may_be_format:  # too coarse to be believed without its name
+            search.begin_unlimited()
+            if (cause := search.format(case)) is not None:
+                return self._caused(judged, cause)
+        search.begin()
+        cause = search.named(case, hypotheses(case.span, single=True, stop=search.has_ended))
+        if cause is None:
+            self.in_vain += work
+            cause = search.unnamed(case)
+        if cause is None and self.noise.level(key) > _FLOAT32 and (wrong := case_of(False).wrong) is not None:
+            cause = cause_of(replace(wrong, noise=0.0))  # what looks like noise may be read off, too
+        if cause is not None and case.is_uneven:
+            cause = replace(cause, fault=True)
         return self._caused(judged, cause)
 
-    def _coarse_format(self, key: Key, case: "TensorCase") -> Cause | None:
-        """The format that makes an error which is like noise, but too coarse to be believed without its name."""
-        if self.types.strict or not self.residuals[key].may_be_format:
-            return None
-        self.search.begin_unlimited()
-        return self.search.format(case)
-
-    def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
+    def _noisy(self, judged: OperationVerdict, case_of: Callable[[bool], "TensorCase"]) -> OperationVerdict:
         """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is.
 
         No budget bounds this search, because the verdict depends on it.
@@ -202,17 +213,17 @@ class TensorJudge:
         name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
         if name not in self.formats:
             search.begin_unlimited()
-            one = case()
-            cause = search.named(one, trials(one.span, single=True)) or search.format(one) or search.nearly(one) or search.hidden(one)
+            one = case_of(False)
+            cause = search.named(one, hypotheses(one.span, single=True)) or search.format(one) or search.nearly(one) or search.hidden(one)
             if cause is not None and cause.fault:
                 return self._caused(judged, cause)
             self.formats[name] = cause
         return self._caused(judged, self.formats[name] or self._cause_of_noise(self.sites[judged.key]))
 
-    def _cause_of_noise(self, site: Operation) -> Cause:
+    def _cause_of_noise(self, site: Operation) -> Hypothesis:
         """The noise of an operation as a cause, which is no fault."""
         named = [node.what if node.kind == "activation" else node.noun for node, _ in nodes(site.tree) if node.kind in _APPROXIMATED]
-        return Cause(self.noise.words(site.key, named[0] if len(named) == 1 else ""), "noise", fault=False)
+        return Hypothesis(self.noise.words(site.key, named[0] if len(named) == 1 else ""), "noise", fault=False)
 
     def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
         """What an operation should give, with room for the noise of others."""
@@ -282,7 +293,7 @@ class TensorJudge:
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
             self.search.begin_unlimited()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
-            cause = self.search.named(small, trials(small.span, single=most == 0))
+            cause = self.search.named(small, hypotheses(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
         return judged
 
@@ -305,23 +316,13 @@ class TensorJudge:
         if judged.verdict != Verdict.WRONG:
             return judged
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
-        is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
-            if is_noise:
+            if not self.types.strict and self.noise.explains(site.key):
                 return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
-        if is_noise:
-            return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
-        case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
-        if (cause := self._coarse_format(site.key, case)) is not None:
-            return self._caused(judged, cause)
-        self.search.begin()
-        cause = self.search.named(case, trials(case.span, single=True, stop=self.search.has_ended))
-        if cause is None:
-            self.in_vain += work
-            cause = self.search.unnamed(case)
-        return self._caused(judged, cause)
+        more = max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2)
+        return self._sought(judged, lambda room: self._case(span, value, theirs, more if room else most, places), work)
 
     def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, Reach | None]:
         """The verdict on several operations at once, what their result should be, and how far roundings reach."""
@@ -438,29 +439,21 @@ class TensorJudge:
             **more,
         )
 
-    def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
+    def _caused(self, judged: OperationVerdict, cause: Hypothesis | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
         own = self.residuals[judged.key]
         if cause is None and not self.types.strict and own.may_be_format and own.level > own.most:
             return replace(judged, reason=f"{judged.reason}; {doubt(own.level)}")
         explained = judged.explained(cause)
-        if cause is None or cause.fault or self.types.strict or self._is_too_coarse(judged):
+        if cause is None or cause.fault or self.types.strict:
             return explained
         if cause.kind and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
             for key in (key for key in self.sites if key.name == "kqv_out"):
                 every = at_operation(self.sites[key], known)
-                self.cached[key] = next(trial.computes[key] for _, trial in every if trial.cause.kind == cause.kind)
+                self.cached[key] = next(one.computes[key] for one in every if one.kind == cause.kind)
             self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
-
-    def _is_too_coarse(self, judged: OperationVerdict) -> bool:
-        """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
-        if len(judged.across) > 1 or kind_of(judged.key) in OF_SUMS or (judged.nmse or 0.0) <= COARSEST_SEEN**2:
-            return False
-        theirs = self.theirs[judged.key]
-        errors = position_errors(self._by_bound(self.sites[judged.key], theirs)[1].value, theirs)
-        return bool(errors.min() * UNEVEN**2 < errors.mean())
 
 
 @dataclass(kw_only=True)
@@ -475,28 +468,28 @@ class TensorCase(Case):
     least: float = 0.0  # NMSE by which a mistake must change the right numbers: a smaller change may flip codes as roundings do
     part: Part | None = None  # that alone is to be explained
 
-    def made(self, trial: Trial) -> Array | None:
+    def made(self, hypothesis: Hypothesis) -> Array | None:
         """The tensor with a mistake; None if that is refused at some outputs, or gives no numbers of this shape."""
         last = self.span[-1].key
-        if self.screen is not None and (self.screen.left(trial.computes[last], self.right) or 0.0) > SCREENED:
+        if self.screen is not None and (self.screen.left(hypothesis.computes[last], self.right) or 0.0) > SCREENED:
             return None
         with suppress(FloatingPointError):
-            array = self.judge.values(self.span, trial.computes, self.right)[last]
+            array = self.judge.values(self.span, hypothesis.computes, self.right)[last]
             return array if array.shape == self.value.shape else None
         return None
 
-    def explained(self, array: Array, trial: Trial) -> Explanation:
+    def explained(self, array: Array, hypothesis: Hypothesis) -> Explanation:
         """A mistake explains little unless a tenth is left. Of coarse types the numbers fall to other sides of their steps."""
-        cause = trial.cause
+        cause = hypothesis
         if cause.fault and relative_error(array, self.value) < self.least:
             return Explanation(np.inf, False)
         left = self._left(array)
         coarse = cause.kind in ("q8_0", "q4_0") and left < self.now / 20
         return Explanation(left, left <= min(self.most, self.now / 10) or coarse)
 
-    def near(self, trial: Trial) -> float:
-        left = None if self.screen is None else self.screen.left(trial.computes[self.span[-1].key], self.right)
-        return super().near(trial) if left is None else left * self.now
+    def near(self, hypothesis: Hypothesis) -> float:
+        left = None if self.screen is None else self.screen.left(hypothesis.computes[self.span[-1].key], self.right)
+        return super().near(hypothesis) if left is None else left * self.now
 
     def leaves_noise(self, array: Array) -> bool:
         site = self.span[-1]
@@ -508,13 +501,21 @@ class TensorCase(Case):
         first = next(i for i, site in enumerate(self.span) if site.key in changed)
         return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
 
-    def facts(self) -> Cause | None:
+    @property
+    def is_uneven(self) -> bool:
+        """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
+        if len(self.span) > 1 or kind_of(self.span[-1].key) in OF_SUMS or self.now <= COARSEST_SEEN**2:
+            return False
+        errors = position_errors(self.value, self.theirs)
+        return bool(errors.min() * UNEVEN**2 < errors.mean())
+
+    def facts(self) -> Hypothesis | None:
         if self.wrong is None:
             return None
         later = None if self.wrong.is_nearly_right else overwritten(self.wrong.key, self.judge.dump.tensors, list(self.judge.sites))
-        return facts_of(self.wrong) if later is None else Cause(later, "read.overwritten")
+        return facts_of(self.wrong) if later is None else Hypothesis(later, "read.overwritten")
 
-    def readings(self) -> Cause | None:
+    def readings(self) -> Hypothesis | None:
         return None if self.wrong is None else cause_of(self.wrong)
 
     def within(self, part: Part) -> "TensorCase":

@@ -1,6 +1,6 @@
 """Whole engines with a mistake: of another model, dialect or quantiser, or fed another prompt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,11 @@ from ..law.expression import Node, tensor
 from ..law.graph import Operation, operations
 from ..law.products import reads_codes
 from ..variant import Floats, Variant
-from .mistake import Engines
+
+Numbers = Mapping[str, Any]
+"""The values for the braces of a text."""
+
+Engines = Iterator[tuple[Numbers, Variant]]
 
 
 def in_another(engine: Variant, place: Operation) -> Node:

@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
+from ..evidence import explains, nearest_number, rough
 from ..law.definition import score_scale
+from ..law.expression import Array
+from ..words import FEW, instead, least_to_largest, places_of, plain, runs
 from .structure import Numbers, loose_structure, structure
-from .wrong import FEW, ROWS, Array, Wrong, explains, instead, least_to_largest, nearest_number, places_of, plain, rough, runs
+from .wrong import ROWS, Wrong
 
 Seen = NDArray[np.bool_]
 

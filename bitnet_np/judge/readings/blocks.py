@@ -9,9 +9,11 @@ import numpy as np
 from ...base.block_formats import FORMATS, RUN, Factor
 from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks
-from ..law.expression import Matrix, Node
+from ..evidence import matched
+from ..law.expression import Array, Matrix, Node
+from ..words import Indices, least_to_largest
 from .structure import Numbers, loose_structure, structure
-from .wrong import Array, Indices, Wrong, least_to_largest, matched
+from .wrong import Wrong
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..evidence import rough
+from ..law.expression import Array
+from ..words import FEW, Indices, places_of, runs, runs_and_verb
 from .attention import AS_SLOTS, Seen, attention
-from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, runs_and_verb
+from .wrong import Wrong
 
 Counts = NDArray[np.int64]
 

@@ -5,9 +5,12 @@ Both are linear in how much of each is mixed in, so that is solved for, where th
 
 import numpy as np
 
+from ..evidence import explains
 from ..law.definition import score_scale
+from ..law.expression import Array
+from ..words import Indices, plain, runs
 from .attention import Attention, attention
-from .wrong import Array, Indices, Wrong, explains, plain, runs
+from .wrong import Wrong
 
 _SPARE = 2  # outputs for each unknown
 _COUNTS = 0.05  # a weight that is less tells nothing

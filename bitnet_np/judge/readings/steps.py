@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from ... import spec
 from ...base.errors import listed
 from ...traces.points import FIELDS
+from ..evidence import matched
 from ..law import formats
-from ..law.expression import Matrix, Node
+from ..law.expression import Array, Matrix, Node
+from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs
 from .blocks import block_factors
 from .structure import Numbers, described_function, loose_structure, rank, structure
-from .wrong import ROWS, Array, Indices, Wrong, digits, instead, least_to_largest, matched, parts_of, places_of, runs
+from .wrong import ROWS, Wrong
 
 _AGREE = 1e-4  # of the largest number: two that are the same
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are

@@ -12,23 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
+from ..evidence import explains, matched, nearest_number, rough, sources
+from ..law.expression import Array
 from ..law.functions import ACTIVATIONS
-from .wrong import (
-    FEW,
-    Array,
-    digits,
-    explains,
-    instead,
-    least_to_largest,
-    matched,
-    moves_in_words,
-    nearest_number,
-    places_of,
-    plain,
-    rough,
-    runs,
-    sources,
-)
+from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, runs
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _FITTED = 4  # numbers that each number of a law is fitted to
