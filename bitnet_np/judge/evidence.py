@@ -11,7 +11,14 @@ from .words import Indices
 _SURE = 1e-6  # NMSE left by what explains: float32 noise, squared, with room for a flipped code
 _CLOSER, _CLOSER_NARROW = 0.01, 0.1  # of the error, left by what explains; the second of numbers of narrow types
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
+SAME = 1e-4  # relative: two numbers that are one; roundings of float32, behind a few steps, leave 1e-5
+SAME_LOGARITHMS = 2e-3  # the same of factors that are known by logarithms of small numbers
+WHOLE = 0.05  # from a whole number that is solved for: one number in ten is so near to one by chance, but not all of them
+SPARE = 4  # numbers to which each one of a law is fitted: fewer are explained by chance
+LEFT = 1e-3  # of the error, left by numbers that are solved for
+SMOOTH = 0.05  # of the error, left between neighbours by a function: noise leaves all of it
 _TOGETHER = 64  # rows compared at once with all
+_STEPS = 50  # of a golden section: 1e-10 of an interval of its grid
 _FIRST_STEPS = 4
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -50,7 +57,7 @@ def sources(candidates: Array, targets: Array, near: float) -> Indices | None:
     return np.concatenate(found)
 
 
-def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
+def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int = _STEPS, worth: float = np.inf) -> float | None:
     """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
     errors = [error(x) for x in grid]
     best = int(np.argmin(errors))

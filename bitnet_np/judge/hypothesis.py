@@ -36,6 +36,7 @@ class Hypothesis:
     everywhere: bool = True  # whether it is in all operations that share what can make it
     number: float | None = None  # the number that it was tried with, if that is sought
     engine: Variant | None = None  # the engine that makes it by itself
+    left: float = np.inf  # NMSE that it leaves
 
     def __str__(self) -> str:
         return self.text
@@ -44,8 +45,10 @@ class Hypothesis:
         """The same with words in front of its text: where it is."""
         return replace(self, text=place + self.text)
 
-    def with_number(self, number: float) -> Hypothesis:
-        """The same with its number."""
+    def with_number(self, number: float | None) -> Hypothesis:
+        """The same with its number, if it has one."""
+        if number is None:
+            return self
         computes = {key: compute(number) for key, compute in self.computes.items()}
         return replace(self, text=self.text.format(number=digits(number)), computes=computes, grid=(), number=number)
 

@@ -148,31 +148,31 @@ _PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4
 _NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
 
+@dataclass(eq=False)
 class _Target:
-    """Their logits beside ours, and runs that may come nearer to them."""
+    """Their logits beside ours, and runs that may come nearer to them. Its fields are arguments of judge_logits."""
 
-    def __init__(
-        self,
-        ours: Floats,
-        theirs: ArrayLike,
-        base: Variant,
-        run: Run,
-        options: Options,
-        search: bool,
-        ids: NDArray[np.int64] | None,
-        run_first: RunFirst | None,
-    ) -> None:
-        self.base, self.options, self.search, self.ids, self.run_first = base, options, search, ids, run_first
-        self.declared = options.precision or FLOAT32
-        self.engines = list(in_engine(base)) if search else []
+    ours: Floats
+    theirs: ArrayLike
+    base: Variant
+    run: Run
+    options: Options
+    search: bool
+    ids: NDArray[np.int64] | None
+    run_first: RunFirst | None
+
+    def __post_init__(self) -> None:
+        base, ours = self.base, self.ours
+        self.declared = self.options.precision or FLOAT32
+        self.engines = list(in_engine(base)) if self.search else []
         # scales of queries and keys do the same
-        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []
+        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if self.search else []
         honest, others = list(roundings(base, self.declared)), list(dialects(base))
-        self.run, self.progress, self.done = run, options.bars("trying known mistakes"), 0
+        self.progress, self.done = self.options.bars("trying known mistakes"), 0
         self.total = len(honest) + len(others)  # runs
         of_honest = self.logits_of(honest)
         self.right = list(of_honest.values())
-        self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, theirs))  # [P, V]
+        self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, self.theirs))  # [P, V]
         other = other_choices(base, self.declared)
         self.choices = None if other is None else self.logits(other)
         self.reach: Reach = reach_of(self.a, self.right, base, self.declared, self.choices)
@@ -315,8 +315,8 @@ class _Target:
             honest = [own, *self.logits_of(roundings(dialect)).values()]
             if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return f"no farther than rounding reaches in {dialect.text}"
-            attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out"]
-            for hypothesis in hypotheses(attention, single=False) if self.ids is not None else ():
+            attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out" and self.ids is not None]
+            for hypothesis in hypotheses(attention, single=False):
                 if hypothesis.id.startswith("cache.ggml"):
                     x = self.logits(hypothesis.variant(dialect, self.ids))
                     if x is not None and self.explains(x, self.away):

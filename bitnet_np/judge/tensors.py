@@ -54,7 +54,7 @@ from .mistakes.catalogue import CACHE_ROUNDINGS, CATALOGUE, at_operation
 from .mistakes.hypotheses import hypotheses
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import SEARCHING, Options
-from .parts import SCREENED, InParts, Part, Screen
+from .parts import SCREENED, Part, Screen, wrong_parts
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
 from .readings.wrong import Wrong
@@ -134,7 +134,11 @@ class TensorJudge:
             return OperationVerdict(
                 site.key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        return self._several(span, self.theirs[site.key]) if len(span) > 1 else self._one(site, self.theirs[site.key])
+        theirs = self.theirs[site.key]
+        if len(span) > 1:
+            return self._several(span, theirs)
+        judged, expected, _ = self._by_bound(site, theirs)
+        return judged if judged.verdict == Verdict.WRONG else replace(judged, **self._from_float64(site, expected.value, theirs))
 
     def _span(self, site: Operation) -> list[Operation]:
         """The operations between what the dump has and this tensor, this one last."""
@@ -145,11 +149,6 @@ class TensorJudge:
         return [self.sites[key] for key in self.sites if key in needed]
 
     # --- an operation whose inputs are in the dump ---
-
-    def _one(self, site: Operation, theirs: Array) -> OperationVerdict:
-        """An operation by its bound."""
-        judged, expected, _ = self._by_bound(site, theirs)
-        return judged if judged.verdict == Verdict.WRONG else replace(judged, **self._from_float64(site, expected.value, theirs))
 
     def _by_bound(self, site: Operation, theirs: Array) -> tuple[OperationVerdict, Expected, list[Array]]:
         """The verdict on an operation, what it should give, and its inputs."""
@@ -435,7 +434,7 @@ class TensorJudge:
             judge=self,
             right=self.values(span),
             screen=Screen.of(prod(linear_of(self.model, key).shape), value, theirs) if is_product else None,
-            parts=InParts(key, self.model.config, places, value, theirs, most),
+            parts=list(wrong_parts(key, self.model.config, places, value, theirs, most)),
             **more,
         )
 

@@ -7,7 +7,6 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
@@ -52,8 +51,8 @@ def _of_nodes(change: Callable[[Operation, Node, list[Node]], Iterator[tuple]]) 
         every = [(node, *edit) for node, readers in nodes(tree) for edit in change(place, node, readers)]
         count = Counter(words for _, words, *_ in every)
         for node, words, new, *grid in every:
-            said = words if count[words] == 1 else f"{words}, in {node.noun}"
-            yield said, partial(_at_number, tree, node, new) if grid else replaced(tree, node, new), *grid
+            new_tree = partial(_at_number, tree, node, new) if grid else replaced(tree, node, new)
+            yield words if count[words] == 1 else f"{words}, in {node.noun}", new_tree, *grid
 
     return edits
 
@@ -66,15 +65,9 @@ def _in_experts(kind: Kind) -> Kind:
         yield from kind(place, tree)
         one = of_one_expert(place, tree)
         for words, _ in kind(place, one) if one is not None else ():
-            yield words, of_experts_edited(place, tree, partial(_edited, kind, place, words))
+            yield words, of_experts_edited(place, tree, lambda product, words=words: dict(kind(place, product))[words])  # type: ignore[misc]
 
     return edits
-
-
-def _edited(kind: Kind, place: Operation, words: str, tree: Node) -> Node:
-    """The edit of a kind with these words."""
-    new: Node = dict(kind(place, tree))[words]
-    return new
 
 
 def _at_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
@@ -450,7 +443,8 @@ _of_tables = partial(_of_matrices, nouns=_TABLES)
 
 def groups(place: Operation, tree: Node) -> Edits:
     """Key-value heads that all query heads read by another rule."""
-    if all(node.kind != "grouped" for node, _ in nodes(tree)):
+    grouped = [node for node, _ in nodes(tree) if node.kind == "grouped"]
+    if not grouped:
         return
     heads, count = np.arange(place.config.heads), place.config.kv_heads
     own = heads // (place.config.heads // count)
@@ -461,12 +455,8 @@ def groups(place: Operation, tree: Node) -> Edits:
         ("are all the first one", 0 * own),
     )
     for words, source in rules:
-        yield f"key-value heads {words}", mapped(tree, partial(_grouped, source))
-
-
-def _grouped(source: NDArray, node: Node) -> Node:
-    """Keys and values by the key-value head of each query head."""
-    return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source]) if node.kind == "grouped" else node
+        by_head = {node: Node("opaque", node.inputs, node.noun, partial(np.take, indices=source, axis=1)) for node in grouped}
+        yield f"key-value heads {words}", with_nodes(tree, by_head)
 
 
 @_of_nodes

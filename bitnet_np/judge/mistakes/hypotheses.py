@@ -85,8 +85,9 @@ def narrowed(span: Sequence[Operation], mistake: Hypothesis) -> Iterator[Hypothe
 def cached_and_rounded(span: Sequence[Operation]) -> Iterator[Hypothesis]:
     """Yields operations with a type of the KV cache and one of products."""
     for (_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
-        for (_, words), computes in _in_fewer_bits(span, caches, ("rounded",)).items():
-            for keys in _groups(list(computes), narrow=True) if words.startswith(kinds.OPERANDS) else ():
+        rounded = _in_fewer_bits(span, caches, ("rounded",)).items()
+        for words, computes in ((words, computes) for (_, words), computes in rounded if words.startswith(kinds.OPERANDS)):
+            for keys in _groups(list(computes), narrow=True):
                 both = {**caches, **{key: computes[key] for key in keys}}
                 yield Hypothesis(f"{words}{AND}{cache}", "edit.rounded", fault=False, computes=both)
 
@@ -125,7 +126,7 @@ def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
     same = {key.layer for key in every if key.name in names}
     of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
     possible = {key.name for key in every if key.layer is not None or None in layers}
-    for noun, at in SHARED.items() if len(names) > 1 and set(names) == possible else ():
-        if set(names) <= set(at):
-            return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
+    noun = next((noun for noun, at in SHARED.items() if set(names) == possible <= set(at)), "")
+    if noun and len(names) > 1:
+        return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
     return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "

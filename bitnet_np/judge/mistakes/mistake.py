@@ -52,19 +52,21 @@ class Mistake:
 
     def at_operation(self, site: Operation) -> Iterator[Hypothesis]:
         """Yields it in an operation that can make it, with each of its numbers."""
+        if not self.edit and self.engine is not None:
+            for numbers, engine in self.engine(Variant("", site.model, site.dialect)):
+                yield self._with(numbers, computes={site.key: Edited(site, in_another(engine, site))})
+            return
         kind, _, words = self.edit.partition(": ")
-        for edit in edits_of(site, kind) if kind else ():
+        for edit in edits_of(site, kind):
             if (match := _compiled(words).fullmatch(edit.words)) is not None:
                 compute = (lambda number, tree=edit.tree: Edited(site, tree(number))) if edit.grid else Edited(site, edit.tree)
                 yield self._with({"words": edit.words, **match.groupdict()}, computes={site.key: compute}, grid=edit.grid)
-        if not kind and self.engine is not None:
-            for numbers, engine in self.engine(Variant("", site.model, site.dialect)):
-                yield self._with(numbers, computes={site.key: Edited(site, in_another(engine, site))})
 
     def in_engine(self, base: Variant) -> Iterator[Hypothesis]:
         """Yields the whole engines with it, if it is of another model, dialect or kernel."""
-        for numbers, engine in self.engine(base) if self.engine is not None and self.fault else ():
-            yield self._with(numbers, engine=engine)
+        if self.engine is not None and self.fault:
+            for numbers, engine in self.engine(base):
+                yield self._with(numbers, engine=engine)
 
     def _with(self, numbers: Numbers, **made: Any) -> Hypothesis:
         return Hypothesis((self.text or "{words}").format(**numbers), self.id, self.fault, numbers.get("kind", ""), **made)

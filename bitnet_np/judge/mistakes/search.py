@@ -22,7 +22,7 @@ from ..law.expected import TINY
 from ..law.expression import Array
 from ..law.graph import Operation
 from ..law.noise import UNEVEN
-from ..parts import InParts, Part
+from ..parts import Part
 from ..readings.table import LOOSE
 from ..words import digits
 from .catalogue import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS
@@ -66,8 +66,8 @@ class Case(ABC):
     fit: bool = True  # whether numbers are fitted to theirs
     noise: float = 0.0  # NMSE of roundings alone: what leaves no more is not given up for a fitted factor, which takes away roundings too
     level: float = 0.0  # of noise, if all that is wrong is noise, of several operations: a type of fewer bits has to make about as much
-    parts: InParts | None = None
-    nearest: tuple[float, Hypothesis | None] = (np.inf, None)  # what leaves least, be it more than roundings leave
+    parts: Sequence[Part] = ()  # that hold all wrong numbers
+    nearest: Hypothesis | None = None  # what leaves least, be it more than roundings leave
     tried: set[str] = field(default_factory=set)  # texts of known mistakes: what edits the same is not tried again
 
     @abstractmethod
@@ -117,10 +117,12 @@ class Case(ABC):
         found = self.explained(array, hypothesis)
         if keep:
             is_sure = hypothesis.number is None or found.left <= _LITTLE * self.now
-            if is_sure and hypothesis.fault and found.left < _LESS * self.nearest[0]:
-                self.nearest = found.left, hypothesis
-            if hypothesis.number is None and self.parts is not None and not _is_of_rows(hypothesis):
-                self.parts.compare(hypothesis, array, hypothesis.id in OF_HEADS)
+            if is_sure and hypothesis.fault and found.left < (np.inf if self.nearest is None else _LESS * self.nearest.left):
+                self.nearest = replace(hypothesis, left=found.left)
+            # a rounding on purpose is made everywhere, or was not made
+            if hypothesis.number is None and hypothesis.fault and not _is_of_rows(hypothesis):
+                for part in self.parts:
+                    part.compare(hypothesis, array, self.theirs, hypothesis.id in OF_HEADS)
         return found
 
     def leaves_noise(self, array: NDArray) -> bool:
@@ -143,12 +145,6 @@ class Case(ABC):
 def _is_of_rows(cause: Hypothesis) -> bool:
     """Whether it is in all numbers of an operation, or in none."""
     return cause.id in OF_ROWS or cause.text.startswith("epsilon")
-
-
-class _Fit(NamedTuple):
-    left: float
-    cause: Hypothesis
-    text: str = ""  # without its number
 
 
 @dataclass
@@ -203,15 +199,15 @@ class Search:
         best = _best(self._fits(case, every, _LITTLE * case.now))
         return best and replace(best, fault=False)
 
-    def _fits(self, case: Case, every: Iterable[Hypothesis], enough: float = -1.0, keep: bool = False) -> list[_Fit]:
+    def _fits(self, case: Case, every: Iterable[Hypothesis], enough: float = -1.0, keep: bool = False) -> list[Hypothesis]:
         """Those that explain it, as long as there is time, up to one that leaves no more than `enough`. keep: see Case.explain."""
-        fits: list[_Fit] = []
+        fits: list[Hypothesis] = []
         with np.errstate(all="ignore"):
             for one in case.promising(every, self.has_ended):
                 if self.has_ended():
                     break
                 left, explained = case.explain(one, keep)
-                fits += [_Fit(left, one)] * explained
+                fits += [replace(one, left=left)] * explained
                 if explained and left <= enough:
                     break
         return fits
@@ -223,13 +219,13 @@ class Search:
         fits = self._fits(case, every, case.exact, keep=True)
         with np.errstate(all="ignore"):
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
-                fits += [_Fit(found.left, one) for one, _, found in case.fitted() if found.fits]
+                fits += [replace(one, left=found.left) for one, _, found in case.fitted() if found.fits]
         if not fits:
             return None
-        least, cause, _ = _alike(fits)[0]
-        if cause.id == "any.factor" and least > max(case.noise, EXACT):  # a number inside the operation may leave less
-            other = self._hidden(case, numbered=True)
-            cause = other.cause if other is not None and _ALIKE * other.left < least else cause
+        cause = _alike(fits)[0]
+        if cause.id == "any.factor" and cause.left > max(case.noise, EXACT):  # a number inside the operation may leave less
+            inside = self.hidden(case, numbered=True)
+            cause = inside if inside is not None and _ALIKE * inside.left < cause.left else cause
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
     def unnamed(self, case: Case) -> Hypothesis | None:
@@ -242,18 +238,13 @@ class Search:
 
     def hidden(self, case: Case, numbered: bool = False) -> Hypothesis | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
-        found = self._hidden(case, numbered)
-        return found and found.cause
-
-    def _hidden(self, case: Case, numbered: bool) -> _Fit | None:
         every, kept = [one for one in _hidden(case, self.has_ended) if one.grid or not numbered], self.work / 2
         for one in every:
             if one.text in self._known or one.text.endswith(tuple(self._types)):
-                number = self._known.get(one.text)
-                before = one if number is None else one.with_number(number)
+                before = one.with_number(self._known.get(one.text))
                 if (found := case.explain(before, keep=True)).fits:
-                    return _Fit(found.left, before)
-        fits: list[_Fit] = []
+                    return replace(before, left=found.left)
+        fits: dict[str, Hypothesis] = {}  # by the text without a number
 
         def about(one: Hypothesis) -> float:
             self.work -= case.cost(one.computes)
@@ -268,45 +259,42 @@ class Search:
             number = _nearest(general, about, case.now) if general.grid else None
             if general.grid and number is None:
                 continue
-            one = general if number is None else general.with_number(number)
+            one = general.with_number(number)
             self.work -= case.cost(one.computes)
             left, explained = case.explain(one, keep=True)
             if explained:
-                fits.append(_Fit(left, one, general.text))
+                fits[general.text] = replace(one, left=left)
                 if left <= max(EXACT, case.exact) or (not one.fault and left <= _LITTLE * case.now):
                     break
         if not fits:
             return None
-        best = _alike(fits, EXACT)[0]
-        self._known[best.text] = best.cause.number
-        if not best.cause.fault:
-            self._types.add(best.cause.text.rsplit(": ", 1)[-1])
-        return best._replace(cause=_with_alike(best.cause, fits))
+        best = _alike([*fits.values()], EXACT)[0]
+        self._known |= {text: one.number for text, one in fits.items() if one is best}
+        if not best.fault:
+            self._types.add(best.text.rsplit(": ", 1)[-1])
+        return _with_alike(best, [*fits.values()])
 
     def _in_part(self, case: Case) -> Hypothesis | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
-        if case.parts is None:
-            return None
-        hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
-        return case.parts.known() or next(
-            (part.named(cause) for part, cause in hidden if cause is not None and not _is_of_rows(cause)), None
-        )
+        hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts)
+        inside = (cause.at(part.where) for part, cause in hidden if cause is not None and not _is_of_rows(cause))
+        return next((part.cause for part in case.parts if part.cause is not None), None) or next(inside, None)
 
     def nearly(self, case: Case) -> Hypothesis | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
         if self.has_ended():
             return None
-        left, closest = case.nearest
-        if closest is not None and left <= _MUCH * case.now:
+        closest = case.nearest
+        if closest is not None and closest.left <= _MUCH * case.now:
             cause = _best(self._fits(case, list(narrowed(case.span, closest))))
             if cause is not None:
                 return cause
-        whole = [(found.left, one, array) for one, array, found in case.fitted()]
+        whole = [(replace(one, left=found.left), array) for one, array, found in case.fitted()]
         if closest is not None and (array := case.made(closest)) is not None:
-            whole.append((left, closest, array))
-        left, cause, array = min(whole, key=lambda one: one[0])
-        if left <= _NEARLY * case.now or (left <= _LITTLE * case.now and case.leaves_noise(array)):
-            return replace(cause, text=f"{cause.text}; what is left of the error, NMSE {left:.2g}, is no more than fewer bits leave")
+            whole.append((closest, array))
+        near, array = min(whole, key=lambda pair: pair[0].left)
+        if near.left <= _NEARLY * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
+            return replace(near, text=f"{near.text}; what is left of the error, NMSE {near.left:.2g}, is no more than fewer bits leave")
         cause = _best(self._fits(case, list(cached_and_rounded(case.span))))
         self._types.update(cause.text.split(AND) if cause is not None else ())
         return cause
@@ -346,21 +334,21 @@ def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
     return sorted(new, key=likely)
 
 
-def _alike(fits: Sequence[_Fit], least: float = 0.0) -> list[_Fit]:
+def _alike(fits: Sequence[Hypothesis], least: float = 0.0) -> list[Hypothesis]:
     """Those that leave as little as the nearest, or no more than `least`."""
-    most = _ALIKE * min(fit.left for fit in fits) + least
-    return [fit for fit in fits if fit.left <= most]
+    most = _ALIKE * min(one.left for one in fits) + least
+    return [one for one in fits if one.left <= most]
 
 
-def _best(fits: Sequence[_Fit]) -> Hypothesis | None:
+def _best(fits: Sequence[Hypothesis]) -> Hypothesis | None:
     """The one that leaves least."""
-    return min(fits, key=lambda fit: fit.left).cause if fits else None
+    return min(fits, key=lambda one: one.left, default=None)
 
 
-def _with_alike(cause: Hypothesis, fits: Sequence[_Fit]) -> Hypothesis:
+def _with_alike(cause: Hypothesis, fits: Sequence[Hypothesis]) -> Hypothesis:
     """The cause with others in its text that leave as little."""
-    others = dict.fromkeys(one.text for _, one, _ in _alike(fits, EXACT) if one.fault and one.text != cause.text)
-    return replace(cause, text=f"{cause.text} ({listed(list(others), 2)} would look the same)") if others else cause
+    texts = dict.fromkeys(one.text for one in _alike(fits, EXACT) if one.fault and one.text != cause.text)
+    return replace(cause, text=f"{cause.text} ({listed(list(texts), 2)} would look the same)") if texts else cause
 
 
 def _nearest(general: Hypothesis, near: Callable[[Hypothesis], float], now: float) -> float | None:

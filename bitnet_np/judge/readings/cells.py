@@ -3,7 +3,7 @@
 An output is the mean of values by weights m e, where e are exponentials of the right scores, and m counts how often a cell is read: 1
 where a token sees it, 0 where not. So m solves sum_s m_s e_s (v_s - output) = 0, one equation for each element of each head. These are
 more than there are tokens in most dumps, and m is the one null vector. Masks, lost cells, cells written over and cells counted twice are
-all numbers m.
+all numbers m. What cells hold of other heads, and how much outputs have of each part of a softmax, are solved for alike.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,21 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evidence import rough
+from ..evidence import SAME_LOGARITHMS, WHOLE, explains, rough
+from ..law.definition import score_scale
 from ..law.expression import Array
-from ..words import FEW, Indices, places_of, runs, runs_and_verb
-from .attention import AS_SLOTS, Seen, attention
+from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
+from .attention import AS_SLOTS, Attention, Seen, attention
 from .wrong import Wrong
 
 Counts = NDArray[np.int64]
 
-_WHOLE = 0.05  # from a whole number
 _UNIQUE = 20  # times the least singular value: a null vector that is not alone says nothing
 _LEAST_PART = 1e-2  # of the count of the cell that is read most often: what is less is not read
 _LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
+_CONDITION = 1e6  # of the equations of what cells hold
+_OUTPUTS = 2  # for each unknown
+_COUNTS = 0.05  # the weight of a part: one that is less tells nothing
 
 
 def cells(wrong: Wrong) -> str | None:
@@ -80,7 +83,7 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
     units = (np.median(read), read[np.abs(read).argmin()])  # most cells are read once, or one is
     solved = min((solved / once for once in units), key=lambda x: float(np.abs(x - np.rint(x)).max()))
     whole = np.rint(solved)
-    if np.abs(solved - whole).max() > _WHOLE or whole.min() < 0:
+    if np.abs(solved - whole).max() > WHOLE or whole.min() < 0:
         return None
     counts = visible.astype(np.int64)
     counts[known] = whole
@@ -163,3 +166,119 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+
+
+# --- what cells hold --------------------------------------------------------------------------------------------------------------------
+
+
+def held_cells(wrong: Wrong) -> str | None:
+    """The keys and values of other heads, or none, that cells hold for all tokens behind them: solved for, head by head."""
+    attended, texts = attention(wrong), []
+    t, count, width = attended.values.shape
+    off = np.flatnonzero(attended.wrong.places.reshape(t, count, width).any(axis=(0, 2)))
+    first = int(attended.wrong.wrong_rows[0])
+    for head in np.unique(off // attended.shared) if wrong.model.config.score_cap is None else ():
+        tried = (_held(attended, int(head), border) for border in dict.fromkeys((first, t // 2, t // 4)) if 0 < border < t)
+        source = next((x for x in tried if x is not None), None)
+        if source is None:
+            return None
+        texts += _in_words(source, int(head))
+    return f"{'; '.join(texts)}{f', for tokens from position {first} on' * (first > 0)}" if texts else None
+
+
+def _held(attended: Attention, head: int, border: int) -> Indices | None:
+    """The key-value head [border] whose key and value each cell before a border holds for a key-value head, -1 for none: those of its
+    position. None if that does not give the outputs of all tokens."""
+    own = np.arange(head * attended.shared, (head + 1) * attended.shared)
+    keys, values = (x[:, :: attended.shared] for x in (attended.keys, attended.values))  # [T, G, K]
+    t, groups, _ = keys.shape
+    scores = np.einsum("thk,sgk->htgs", attended.queries[:, own], keys) * score_scale(attended.wrong.model.config)
+    scores = np.where(attended.visible[:, None], scores, -np.inf)  # [h, T, G, T]
+    largest = np.maximum(scores.max(axis=(2, 3)), 0)  # [h, T], of an empty cell too
+    e, empty = np.exp(scores - largest[..., None, None]), np.exp(-largest)
+    theirs = attended.theirs[:, own].swapaxes(0, 1)  # [h, T, K]
+    each = e[:, border:, :, :border, None] * (values[:border].swapaxes(0, 1) - theirs[:, border:, None, None])  # [h, t, G, S, K]
+    nothing = -empty[:, border:, None] * theirs[:, border:]  # [h, t, K]
+    later = np.einsum("hts,htsk->htk", e[:, border:, head, border:], values[border:, head] - theirs[:, border:, None])
+    design = np.concatenate([each.reshape(*each.shape[:2], -1, each.shape[-1]), nothing[:, :, None]], axis=2).swapaxes(2, 3)
+    design = design.reshape(-1, groups * border + 1)
+    if len(design) < _OUTPUTS * design.shape[1] or np.linalg.cond(design) > _CONDITION:
+        return None
+    counts = np.linalg.lstsq(design, -later.ravel(), rcond=None)[0][:-1].reshape(groups, border)
+    if np.abs(counts - np.rint(counts)).max() > WHOLE or not np.isin(np.rint(counts).sum(axis=0), (0, 1)).all() or counts.min() < -WHOLE:
+        return None
+    counts = np.rint(counts)
+    source = np.where(counts.any(axis=0), counts.argmax(axis=0), -1)
+    if (source == head).all():
+        return None
+    is_empty = (source < 0) & attended.visible[:, :border]  # [T, S]
+    at = np.arange(border)
+    weights = np.concatenate([np.where(is_empty, empty[..., None], e[:, :, source, at]), e[:, :, head, border:]], axis=2)  # [h, T, T]
+    held = np.concatenate([np.where(source[:, None] < 0, 0, values[at, source]), values[border:, head]])
+    computed = weights @ held / weights.sum(axis=-1, keepdims=True)
+    right = attended.wrong.value.reshape(attended.values.shape)[:, own].swapaxes(0, 1)
+    rows = np.union1d(attended.wrong.wrong_rows, np.arange(border, t))  # earlier ones may have been right before
+    return source if explains(computed[:, rows], theirs[:, rows], right[:, rows], attended.wrong.noise) else None
+
+
+def _in_words(source: Indices, head: int) -> list[str]:
+    """What the cells of a key-value head hold, in words."""
+    texts = []
+    for other in np.unique(source[source != head]):
+        cells = runs("position", np.flatnonzero(source == other))
+        what = f"hold those of head {other}" if other >= 0 else "hold keys and values of 0: never written"
+        texts.append(f"the cells of {cells} of key-value head {head} {what}")
+    return texts
+
+
+# --- parts of the softmax ---------------------------------------------------------------------------------------------------------------
+
+
+def joined_parts(wrong: Wrong) -> str | None:
+    """The parts of the keys whose softmaxes are right, and are joined by wrong weights; and the law of these weights."""
+    attended = attention(wrong)
+    (_, t, _), width = attended.scores.shape, attended.values.shape[2]
+    for size in range(t - 1, 1, -1):
+        count = -(-t // size)
+        if _OUTPUTS * count > width:
+            return None
+        part = (np.arange(t) // size)[:, None] == np.arange(count)  # [T, P]
+        seen = np.where(attended.visible[:, None] & part.T, attended.scores[:, :, None], -np.inf)  # [H, T, P, T]
+        largest = np.nan_to_num(seen.max(axis=-1, keepdims=True), neginf=0.0)
+        e = np.exp(seen - largest)
+        sums = e.sum(axis=-1, keepdims=True)  # 0 where a token sees nothing of a part
+        outputs = np.einsum("htps,shk->htpk", e / np.maximum(sums, 1e-300), attended.values)
+        theirs = attended.theirs.swapaxes(0, 1)[..., None]  # [H, T, K, 1]
+        weights = np.linalg.pinv(outputs.swapaxes(2, 3)) @ theirs  # [H, T, P, 1]
+        mixed = (outputs * weights).sum(axis=2).swapaxes(0, 1)  # [T, H, K]
+        if explains(mixed.reshape(attended.wrong.theirs.shape), attended.wrong.theirs, attended.wrong.value, wrong.noise):
+            right = np.exp(largest - largest.max(axis=2, keepdims=True)) * sums
+            off = np.abs(weights - right / right.sum(axis=2, keepdims=True)).max()
+            if off < _COUNTS or np.abs(weights.sum(axis=2) - 1).max() > _COUNTS:
+                return None  # values, or the sums of weights, are wrong, whatever parts there are
+            law = _law_of_weights(*(x[..., 0] for x in (weights, largest, sums)))
+            return f"the softmax is computed in parts of {size} keys, and these are joined by wrong weights{law}"
+    return None
+
+
+def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
+    """What the weights [H, T, P] of parts have from their largest scores and their sums, in words, if that is all of them."""
+    known = (sums > 0) & (weights > _COUNTS)
+    known &= known.sum(axis=-1, keepdims=True) > 1
+    mean = lambda x: np.where(known, x, 0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)  # noqa: E731
+    target, *features = (
+        (x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), largest, np.log(np.maximum(sums, 1e-300)))
+    )
+    if target.size < _OUTPUTS**3:
+        return ""
+    design = np.stack(features, axis=1)
+    factors = np.linalg.lstsq(design, target, rcond=None)[0]
+    if ((design @ factors - target) ** 2).sum() > SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+        return ""
+    names = ("the largest score of each part", "the logarithm of its sum of exponentials")
+    said = [
+        f"{name} is {'left out' if abs(x) < SAME_LOGARITHMS else f'multiplied by {plain(float(x), SAME_LOGARITHMS)}'}"
+        for name, x in zip(names, factors, strict=True)
+        if abs(x - 1) > SAME_LOGARITHMS
+    ]
+    return f": {', and '.join(said)}" if said else ""

@@ -55,7 +55,7 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
     what, theirs, value = {0: "position", 1: "element"}.get(size, "head"), along(wrong.theirs), along(wrong.value)
     computed, source, texts = value.copy(), np.arange(len(value)), []
     off: NDArray[np.bool_] = np.any(along(wrong.places), axis=1)
-    for key, other in wrong.beside() if not wrong.is_nearly_right else ():
+    for key, other in wrong.beside():
         near = np.abs(theirs - along(other)) <= max(1e-5, 8 * rough(wrong.noise)) * np.abs(other).max()
         same = np.flatnonzero(near.all(axis=1) & off & theirs.any(axis=1))
         if same.size:

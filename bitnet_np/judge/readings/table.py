@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
 from ..hypothesis import Hypothesis
-from . import attention, cells, elements, mixes, others, rotations, steps
+from . import attention, cells, elements, others, rotations, steps
 from .wrong import Wrong
 
 
@@ -39,9 +39,9 @@ READINGS = (
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
-    Reading("parts", ("kqv_out",), mixes.joined_parts),
+    Reading("parts", ("kqv_out",), cells.joined_parts),
     Reading("weights", ("kqv_out",), attention.wrong_weights),
-    Reading("held", ("kqv_out",), mixes.held_cells),
+    Reading("held", ("kqv_out",), cells.held_cells),
     Reading("own_values", ("kqv_out",), attention.wrong_values),
     Reading("structure", (), steps.structure_of_all),
     Reading("values", ("kqv_out",), attention.foreign_values),
