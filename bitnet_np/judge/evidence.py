@@ -48,13 +48,13 @@ def nearest(candidates: Array, targets: Array) -> Indices:
 
 def sources(candidates: Array, targets: Array, near: float) -> Indices | None:
     """The row of candidates that each target is, up to `near` in each number; None if one is none."""
-    found = []
+    nearest_rows = []
     for begin in range(0, len(targets), _TOGETHER):
-        some = targets[begin : begin + _TOGETHER]
-        found.append(nearest(candidates, some))
-        if not (np.abs(candidates[found[-1]] - some) <= near).all():
+        block = targets[begin : begin + _TOGETHER]
+        nearest_rows.append(nearest(candidates, block))
+        if not (np.abs(candidates[nearest_rows[-1]] - block) <= near).all():
             return None
-    return np.concatenate(found)
+    return np.concatenate(nearest_rows)
 
 
 def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int = _STEPS, worth: float = np.inf) -> float | None:

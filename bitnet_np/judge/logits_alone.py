@@ -132,15 +132,15 @@ _OF_WEIGHTS = "the type of the model's weights"
 
 def _stated_types(model: Model, options: Options) -> dict[str, str]:
     """The narrow types that an engine computes in by its own words, or by the model's file, and who says so; the likeliest first."""
-    every = [
+    stated = [
         (model.stated_dtype, "the type that the model's file states"),
         *((kind, "as the engine says of itself") for kind in options.stated),
     ]
-    said: dict[str, str] = {}
-    for kind, where in (*every, (type_of(model.token_embd), _OF_WEIGHTS)):
+    types: dict[str, str] = {}
+    for kind, where in (*stated, (type_of(model.token_embd), _OF_WEIGHTS)):
         if kind in NARROW_FLOATS:
-            said.setdefault(kind, where)
-    return said
+            types.setdefault(kind, where)
+    return types
 
 
 _PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4_0"))
@@ -249,14 +249,14 @@ class _Target:
         if self.ids is None or not self.search:
             return None
         most = int(min(self.options.effort * _MOST_WORK / self.work, sys.maxsize - 1))
-        every = list(islice(hypotheses(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
-        if len(every) > most:
+        candidates = list(islice(hypotheses(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
+        if len(candidates) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
         level, is_noise = (0.0, False) if self.options.is_strict else (self.noise_level(COARSEST), self.noise() is not None)
         case = replace(case, level=level if is_noise else 0.0)
         cause = search.format(case) if level and not is_noise else None  # too coarse to be believed without its name
-        cause = cause or search.named(case, every[:most]) or (search.format(case) if is_noise else search.unnamed(case))
+        cause = cause or search.named(case, candidates[:most]) or (search.format(case) if is_noise else search.unnamed(case))
         search.close()
         self.said.extend(search.notes())
         return cause
@@ -311,8 +311,8 @@ class _Target:
     @cached_property
     def undeclared(self) -> str | None:
         """Why another dialect's roundings reach so far, alone or behind a cache of ggml's; a precision that would is said."""
-        for dialect, own in self.others:
-            honest = [own, *self.logits_of(roundings(dialect)).values()]
+        for dialect, logits in self.others:
+            honest = [logits, *self.logits_of(roundings(dialect)).values()]
             if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return f"no farther than rounding reaches in {dialect.text}"
             attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out" and self.ids is not None]
@@ -352,11 +352,11 @@ class _Target:
                 continue
             changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
             along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
-            own = float(along.sum() / max(square.sum(), 1e-300))
-            spread = np.sqrt(((along - own * square) ** 2).sum()) / max(square.sum(), 1e-300)
-            sure = abs(own) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
+            along_all = float(along.sum() / max(square.sum(), 1e-300))
+            spread = np.sqrt(((along - along_all * square) ** 2).sum()) / max(square.sum(), 1e-300)
+            sure = abs(along_all) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
             if sure > most:
-                best, most, slope = name, sure, float(np.clip(own, -50, 50))
+                best, most, slope = name, sure, float(np.clip(along_all, -50, 50))
         if not best:
             return None
         change = changes[best]
@@ -382,11 +382,11 @@ class _FirstLook:
     away: NDArray[np.float64]  # [P]
     wrong: NDArray[np.intp]  # the positions
 
-    def promising(self, some: Sequence[Hypothesis]) -> list[Hypothesis]:
+    def promising(self, candidates: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Those of some mistakes that leave at most half of the error at these positions, or have to be tried at all others."""
-        looked_at = [hypothesis for hypothesis in some if hypothesis.computes and not hypothesis.grid and hypothesis.engine is None]
+        looked_at = [hypothesis for hypothesis in candidates if hypothesis.computes and not hypothesis.grid and hypothesis.engine is None]
         if not looked_at:
-            return list(some)
+            return list(candidates)
         end, failed = int(self.wrong[-1]) + 1, set[int]()
         variant = with_each_computed(self.base, [hypothesis.computes for hypothesis in looked_at], self.right[TOKENS][:end], failed)
         with np.errstate(all="ignore"):
@@ -394,15 +394,15 @@ class _FirstLook:
         away = [_distances(x, self.ours[:end], self.theirs[:end])[self.wrong].mean() for x in logits]
         far = [i in failed or not x < self.away[self.wrong].mean() / 2 for i, x in enumerate(away)]
         refused = {id(one) for one, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(one, end)}
-        return [hypothesis for hypothesis in some if id(hypothesis) not in refused]
+        return [hypothesis for hypothesis in candidates if id(hypothesis) not in refused]
 
     def looks_ahead(self, hypothesis: Hypothesis, end: int) -> bool:
         """Whether a mistake makes other numbers of the first tokens where more follow."""
         compute = next(iter(hypothesis.computes.values()))
-        first, every = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
-        if first is None or every is None:
-            return first is not every
-        return len(every) < end or not np.allclose(first, every[:end], rtol=1e-5, atol=1e-6 * np.abs(every).max())
+        first, whole = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
+        if first is None or whole is None:
+            return first is not whole
+        return len(whole) < end or not np.allclose(first, whole[:end], rtol=1e-5, atol=1e-6 * np.abs(whole).max())
 
     def made(self, compute: Compute, rows: slice) -> NDArray | None:
         """A tensor of the first tokens with a mistake; None if it has no finite numbers."""
@@ -433,13 +433,13 @@ class LogitsCase(Case):
             return Explanation(np.inf, False)
         return Explanation(float(away.mean()), _explains(away, self.best) and t.made_by(array))
 
-    def promising(self, every: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
-        look, rest = self.target.first_look if self.target.strong else None, iter(every)
+    def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
+        look, rest = self.target.first_look if self.target.strong else None, iter(candidates)
         if look is None:  # or where flipped codes may be most of what is left at some positions
             yield from rest
             return
-        while (some := list(islice(rest, _TOGETHER))) and not stop():
-            yield from look.promising(some)
+        while (batch := list(islice(rest, _TOGETHER))) and not stop():
+            yield from look.promising(batch)
 
     def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
         look, rows = self.target.first_look, slice(0, _ROWS)

@@ -100,12 +100,12 @@ class Screen:
         spread = np.linspace(0, theirs.shape[1] - 1, _COLUMNS).astype(np.intp)
         worst = np.argsort(-square.sum(axis=0))[:_COLUMNS]
         columns = np.unique(np.concatenate([spread, worst]))
-        own = square[:, columns]
-        is_wrong, is_worst = own > own.mean() / 100, np.isin(columns, worst)
+        shown = square[:, columns]
+        is_wrong, is_worst = shown > shown.mean() / 100, np.isin(columns, worst)
         rows = is_wrong.any(axis=1)[:, None]
-        every = np.ones_like(is_wrong)
-        groups = (every, every & rows, every & is_worst, rows & is_worst)
-        return cls(columns, theirs[:, columns], groups, np.array([own[group].sum() for group in groups]))
+        everywhere = np.ones_like(is_wrong)
+        groups = (everywhere, everywhere & rows, everywhere & is_worst, rows & is_worst)
+        return cls(columns, theirs[:, columns], groups, np.array([shown[group].sum() for group in groups]))
 
     def left(self, compute: Any, values: Mapping[Key, Array]) -> float | None:
         """The part of the error that an edit leaves where it leaves least; None of what is not an edit."""

@@ -93,21 +93,21 @@ class TensorJudge:
 
     def verdicts(self) -> list[OperationVerdict]:
         """The verdict on each tensor that can be judged: all by their bounds, and then those that are not right by what all errors show."""
-        found, total = [], len(self.judged)
+        judged, total = [], len(self.judged)
         for i, key in enumerate(self.judged, 1):
-            found.append(self._verdict(self.sites[key]))
+            judged.append(self._verdict(self.sites[key]))
             self.progress(i, total)
-        wrong = [i for i, verdict in enumerate(found) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
-        kinds = {self.residuals[found[i].key].kind for i in wrong}
-        for key, own in list(self.residuals.items()):
-            if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
+        unexplained = [i for i, verdict in enumerate(judged) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
+        kinds = {self.residuals[judged[i].key].kind for i in unexplained}
+        for key, error in list(self.residuals.items()):
+            if error.kind in kinds and error.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
                 self.residuals[key] = self._residual(self.sites[key], expected, inputs)
         with np.errstate(all="ignore"):  # mistakes may give numbers of any kind
-            for i in wrong:
-                found[i] = self._explained(found[i])
+            for i in unexplained:
+                judged[i] = self._explained(judged[i])
         self.search.close()
-        return found
+        return judged
 
     def _explained(self, judged: OperationVerdict) -> OperationVerdict:
         """A wrong tensor with its cause, or what its error is like."""
@@ -143,9 +143,9 @@ class TensorJudge:
     def _span(self, site: Operation) -> list[Operation]:
         """The operations between what the dump has and this tensor, this one last."""
         needed = {site.key}
-        for other in reversed(self.sites.values()):
-            if other.key in needed:
-                needed |= {k for k in other.inputs if k not in self.theirs}
+        for site_before in reversed(self.sites.values()):
+            if site_before.key in needed:
+                needed |= {k for k in site_before.inputs if k not in self.theirs}
         return [self.sites[key] for key in self.sites if key in needed]
 
     # --- an operation whose inputs are in the dump ---
@@ -301,12 +301,12 @@ class TensorJudge:
 
         Noise of attention alone, as of a coarse cache, has other positions than noise of all: the first ones average fewest values.
         """
-        own = _noise_across(value, theirs, reach)
+        of_all = _noise_across(value, theirs, reach)
         attention = [site for site in span if site.key.name == "kqv_out"]
-        alone = self._narrow(span, value, attention) if own.odd and attention else None
+        alone = self._narrow(span, value, attention) if of_all.odd and attention else None
         if alone is None or not alone.any() or _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
-            return own
-        return own._replace(odd="")
+            return of_all
+        return of_all._replace(odd="")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""
@@ -342,8 +342,8 @@ class TensorJudge:
         if (narrow := self._narrow(span, value, span)) is None:
             return None
         reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
-        other = self._other_choices(span, value, several=True)
-        return reach if other is value else replace(reach, choices=position_errors(value, other))
+        choices = self._other_choices(span, value, several=True)
+        return reach if choices is value else replace(reach, choices=position_errors(value, choices))
 
     def _narrow(self, span: list[Operation], value: Array, sites: list[Operation]) -> Array | None:
         """The NMSE at each position of a span in which these operations round their outputs; None if numbers leave float32's range."""
@@ -369,11 +369,11 @@ class TensorJudge:
 
         Behind one router, positions are apart. With several, the reach of other choices says how far they go.
         """
-        other = self._other_choices(span, value, several=False)
-        if other is value:
+        choice = self._other_choices(span, value, several=False)
+        if choice is value:
             return value
-        nearer = position_errors(other, theirs) < position_errors(value, theirs)
-        return np.where(nearer[:, None], other, value)
+        nearer = position_errors(choice, theirs) < position_errors(value, theirs)
+        return np.where(nearer[:, None], choice, value)
 
     def _other_choices(self, span: list[Operation], value: Array, several: bool) -> Array:
         """The result of a span if its router, or its several, take the next best expert for the last one where roundings leave both open;
@@ -440,17 +440,17 @@ class TensorJudge:
 
     def _caused(self, judged: OperationVerdict, cause: Hypothesis | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
-        own = self.residuals[judged.key]
-        if cause is None and not self.types.strict and own.may_be_format and own.level > own.most:
-            return replace(judged, reason=f"{judged.reason}; {doubt(own.level)}")
+        error = self.residuals[judged.key]
+        if cause is None and not self.types.strict and error.may_be_format and error.level > error.most:
+            return replace(judged, reason=f"{judged.reason}; {doubt(error.level)}")
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained
         if cause.kind and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
             for key in (key for key in self.sites if key.name == "kqv_out"):
-                every = at_operation(self.sites[key], known)
-                self.cached[key] = next(one.computes[key] for one in every if one.kind == cause.kind)
+                caches = at_operation(self.sites[key], known)
+                self.cached[key] = next(one.computes[key] for one in caches if one.kind == cause.kind)
             self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
 

@@ -26,18 +26,18 @@ def places_of(numbers: NDArray, count: int, what: str) -> str:
 
 def parts_of(places: NDArray[np.bool_], mostly: float) -> list[str]:
     """The positions and the elements of a tensor [T, width] where some are wrong. mostly: where more than this part are, all are."""
-    said = []
+    texts = []
     for axis, what in ((1, "position"), (0, "element")):
-        some, count = np.flatnonzero(places.any(axis=axis)), places.shape[1 - axis]
-        if 0 < some.size < mostly * count:
-            said.append(places_of(some, count, what))
-    return said
+        wrong, count = np.flatnonzero(places.any(axis=axis)), places.shape[1 - axis]
+        if 0 < wrong.size < mostly * count:
+            texts.append(places_of(wrong, count, what))
+    return texts
 
 
 def runs(what: str, numbers: NDArray) -> str:
     """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    spans = [f"{part[0]} to {part[-1]}" if part.size > 1 else f"{part[0]}" for part in parts]
+    pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    spans = [f"{piece[0]} to {piece[-1]}" if piece.size > 1 else f"{piece[0]}" for piece in pieces]
     more = f" and {len(spans) - FEW} runs more" if len(spans) > FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
 
@@ -66,8 +66,8 @@ def instead(theirs: float, right: float, least: int = 6) -> str:
 
 def plain(number: float, near: float) -> str:
     """The number of fewest digits that is as near: somebody may have written it."""
-    every = (f"{number:.{digits}g}" for digits in range(1, 7))
-    return next((f"{float(text):.6g}" for text in every if abs(float(text) - number) <= near * abs(number)), f"{number:.6g}")
+    texts = (f"{number:.{digits}g}" for digits in range(1, 7))
+    return next((f"{float(text):.6g}" for text in texts if abs(float(text) - number) <= near * abs(number)), f"{number:.6g}")
 
 
 def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
@@ -91,7 +91,7 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):
             breaks.append(k + 1)
     moves = np.split(off, breaks[1:])
-    first = [f"{runs_and_verb(what, some, 'has')} {of} of {runs(what, np.unique(source[some]))}" for some in moves[:3]]
+    first = [f"{runs_and_verb(what, moved, 'has')} {of} of {runs(what, np.unique(source[moved]))}" for moved in moves[:3]]
     if len(moves) > max(3, off.size // 2):
         first = [f"the right numbers in other places: {first[0]}", *first[1:]]
     return ", ".join(first) + (f", and {len(moves) - 3} more" if len(moves) > 3 else "")

@@ -98,14 +98,14 @@ AND = ", and "
 
 def _in_fewer_bits(span: Sequence[Operation], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str], dict[Key, Edited]]:
     """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
-    every: dict[tuple[str, str], dict[Key, Edited]] = {}
+    edits: dict[tuple[str, str], dict[Key, Edited]] = {}
     for site in (site for site in span if site.key.name != TOP_EXPERTS):
         edited = mistaken.get(site.key)
         tree = edited.tree if isinstance(edited, Edited) else site.tree
         for kind in narrow:
             for words, edit in kinds.KINDS[kind](site, tree):
-                every.setdefault((kind, words), {})[site.key] = Edited(site, edit)
-    return every
+                edits.setdefault((kind, words), {})[site.key] = Edited(site, edit)
+    return edits
 
 
 def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
@@ -118,15 +118,15 @@ def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
     return [group for i, group in enumerate(groups) if len({key.name for key in group}) > 1 and group not in groups[:i]]
 
 
-def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
-    """The place of a mistake, to be put in front of its text. every: all operations that can make it."""
+def _where(keys: Sequence[Key], able: Sequence[Key], last: Key) -> str:
+    """The place of a mistake, to be put in front of its text. able: all operations that can make it."""
     names, layers = list(dict.fromkeys(key.name for key in keys)), {key.layer for key in keys}
     if list(keys) == [last]:
         return ""
-    same = {key.layer for key in every if key.name in names}
+    same = {key.layer for key in able if key.name in names}
     of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
-    possible = {key.name for key in every if key.layer is not None or None in layers}
+    possible = {key.name for key in able if key.layer is not None or None in layers}
     noun = next((noun for noun, at in SHARED.items() if set(names) == possible <= set(at)), "")
     if noun and len(names) > 1:
-        return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
+        return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in able))}: "
     return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "

@@ -18,9 +18,9 @@ _BRACES = {"{W}": r"[^\d]+", "{kind}": r"b?float16|[qQ]\d_\w|int\d|e\dm\d|(?:MX|
 @cache
 def _compiled(words: str) -> re.Pattern[str]:
     """What finds words with braces; all that is said where there are none."""
-    parts = re.split(r"(\{\w+\})", words or "{A}")
-    said = {part: _BRACES.get(part, ".+" if part[1].isupper() else r"\S*") for part in parts if part[:1] == "{"}
-    return re.compile("".join(f"(?P<{part[1:-1]}>{said[part]})" if part in said else re.escape(part) for part in parts))
+    pieces = re.split(r"(\{\w+\})", words or "{A}")
+    patterns = {piece: _BRACES.get(piece, ".+" if piece[1].isupper() else r"\S*") for piece in pieces if piece[:1] == "{"}
+    return re.compile("".join(f"(?P<{piece[1:-1]}>{patterns[piece]})" if piece in patterns else re.escape(piece) for piece in pieces))
 
 
 @dataclass(frozen=True)

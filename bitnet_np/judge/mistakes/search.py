@@ -82,9 +82,9 @@ class Case(ABC):
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a hypothesis that changes these tensors."""
 
-    def promising(self, every: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
+    def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
-        yield from every
+        yield from candidates
 
     def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
         """One tensor with a mistake in its operation, and the right one; None if that cannot be known."""
@@ -100,8 +100,8 @@ class Case(ABC):
         key, compute = next(iter(hypothesis.computes.items()))
         if not self.level or (pair := self.of_one(key, compute)) is None or pair[0].shape != pair[1].shape:
             return True
-        part = ((pair[0] - pair[1]) ** 2).mean() / max((pair[1] ** 2).mean(), TINY) * len(hypothesis.computes) / len(self.span)
-        return bool((self.level / UNEVEN) ** 2 <= part <= (self.level * UNEVEN) ** 2)
+        level = ((pair[0] - pair[1]) ** 2).mean() / max((pair[1] ** 2).mean(), TINY) * len(hypothesis.computes) / len(self.span)
+        return bool((self.level / UNEVEN) ** 2 <= level <= (self.level * UNEVEN) ** 2)
 
     def near(self, hypothesis: Hypothesis) -> float:
         """What it leaves, about: by that numbers are sought."""
@@ -195,15 +195,15 @@ class Search:
         """The rounding to fewer bits that leaves least, and little."""
         several = len(case.span) > 1  # an engine has one type for all of them
         possible = hypotheses(case.span, False, _FORMATS, stop=self.has_ended)
-        every = (one for one in possible if (one.everywhere or not several) and case.is_at_level(one))
-        best = _best(self._fits(case, every, _LITTLE * case.now))
+        candidates = (one for one in possible if (one.everywhere or not several) and case.is_at_level(one))
+        best = _best(self._fits(case, candidates, _LITTLE * case.now))
         return best and replace(best, fault=False)
 
-    def _fits(self, case: Case, every: Iterable[Hypothesis], enough: float = -1.0, keep: bool = False) -> list[Hypothesis]:
+    def _fits(self, case: Case, candidates: Iterable[Hypothesis], enough: float = -1.0, keep: bool = False) -> list[Hypothesis]:
         """Those that explain it, as long as there is time, up to one that leaves no more than `enough`. keep: see Case.explain."""
         fits: list[Hypothesis] = []
         with np.errstate(all="ignore"):
-            for one in case.promising(every, self.has_ended):
+            for one in case.promising(candidates, self.has_ended):
                 if self.has_ended():
                     break
                 left, explained = case.explain(one, keep)
@@ -212,11 +212,11 @@ class Search:
                     break
         return fits
 
-    def named(self, case: Case, every: Iterable[Hypothesis]) -> Hypothesis | None:
+    def named(self, case: Case, candidates: Iterable[Hypothesis]) -> Hypothesis | None:
         """The known or fitted mistake that explains them."""
         if self.has_ended():
             return None
-        fits = self._fits(case, every, case.exact, keep=True)
+        fits = self._fits(case, candidates, case.exact, keep=True)
         with np.errstate(all="ignore"):
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
                 fits += [replace(one, left=found.left) for one, _, found in case.fitted() if found.fits]
@@ -238,8 +238,8 @@ class Search:
 
     def hidden(self, case: Case, numbered: bool = False) -> Hypothesis | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
-        every, kept = [one for one in _hidden(case, self.has_ended) if one.grid or not numbered], self.work / 2
-        for one in every:
+        candidates, kept = [one for one in _hidden(case, self.has_ended) if one.grid or not numbered], self.work / 2
+        for one in candidates:
             if one.text in self._known or one.text.endswith(tuple(self._types)):
                 before = one.with_number(self._known.get(one.text))
                 if (found := case.explain(before, keep=True)).fits:
@@ -250,7 +250,7 @@ class Search:
             self.work -= case.cost(one.computes)
             return np.inf if self.has_ended() else case.near(one)
 
-        for general in case.promising(every, self.has_ended):
+        for general in case.promising(candidates, self.has_ended):
             if self.has_ended():
                 break
             if self.work < kept:

@@ -33,7 +33,7 @@ def cells(wrong: Wrong) -> str | None:
     attended = attention(wrong)
     t, heads = attended.values.shape[:2]
     places = attended.wrong.places.reshape(attended.values.shape)
-    some, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
+    off, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
     empty = np.zeros((heads, t, 1))  # behind the tokens' cells one with a key and a value of zeros
     weights = np.exp(np.append(attended.scores, empty, axis=2) - attended.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
     values = np.append(attended.values, np.zeros((1, *attended.values.shape[1:])), axis=0)
@@ -42,13 +42,13 @@ def cells(wrong: Wrong) -> str | None:
     least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
     for i in tokens:
         for n in (t, t + 1):  # the empty cell is one unknown more
-            solved = _solve(weights[some, i, :n], values[:n, some], theirs[i, some], visible[i, :n], least)
+            solved = _solve(weights[off, i, :n], values[:n, off], theirs[i, off], visible[i, :n], least)
             if solved is not None:
                 counts[i, :n], known[i, :n] = solved
                 break
         else:
             return None
-    by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, visible) * weights
+    by = np.where(np.isin(np.arange(heads), off)[:, None, None], counts, visible) * weights
     if not attended.wrong.accounts(attended.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
@@ -62,7 +62,7 @@ def cells(wrong: Wrong) -> str | None:
         if text is None and (text := _by_distance(counts, known, attended.visible, tokens)):
             text = f"at {runs('position', tokens)}: {text}"
         texts.append(text or _by_cell(counts, attended.visible))
-    return ("" if some.size == heads else f"at {places_of(some, heads, 'head')}: ") + "; ".join(texts) if texts else None
+    return ("" if off.size == heads else f"at {places_of(off, heads, 'head')}: ") + "; ".join(texts) if texts else None
 
 
 def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: float) -> tuple[Counts, Seen] | None:
@@ -96,10 +96,10 @@ def _by_distance(counts: Counts, known: Seen, visible: Seen, tokens: Indices) ->
     if len(tokens) < 2:
         return None
     distance = tokens[:, None] - np.arange(t)
-    some, sure, right = counts[tokens], known[tokens], visible[tokens]
+    often, sure, right = counts[tokens], known[tokens], visible[tokens]
     seen = []
     for d in range(-t + 1, t):
-        read = some[(distance == d) & sure]
+        read = often[(distance == d) & sure]
         if read.size and (read.max() > 1 or read.min() < read.max()):
             return None
         if read.any():
@@ -125,8 +125,8 @@ def _distances(distances: list[int], tokens: int) -> str:
 
 def _by_cell(counts: Counts, visible: Seen) -> str:
     """The cells that are read too often or not at all, and by which tokens."""
-    every = list(_cells_in_words(counts - visible, visible))
-    return "; ".join(every[:FEW]) + (f"; and {len(every) - FEW} more" if len(every) > FEW else "")
+    texts = list(_cells_in_words(counts - visible, visible))
+    return "; ".join(texts[:FEW]) + (f"; and {len(texts) - FEW} more" if len(texts) > FEW else "")
 
 
 def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
@@ -143,9 +143,9 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
             held[-1][0].append(int(s))
             held[-1][1].append(instead[0])
             held[-1][2].append(by)
-    for some, positions, by_whom in held:
-        one = len(some) == 1
-        of, what = (runs("position", np.array(numbers)) for numbers in (some, positions))
+    for cells, positions, by_whom in held:
+        one = len(cells) == 1
+        of, what = (runs("position", np.array(numbers)) for numbers in (cells, positions))
         where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
         why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
         yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
@@ -189,14 +189,14 @@ def held_cells(wrong: Wrong) -> str | None:
 def _held(attended: Attention, head: int, border: int) -> Indices | None:
     """The key-value head [border] whose key and value each cell before a border holds for a key-value head, -1 for none: those of its
     position. None if that does not give the outputs of all tokens."""
-    own = np.arange(head * attended.shared, (head + 1) * attended.shared)
+    group = np.arange(head * attended.shared, (head + 1) * attended.shared)
     keys, values = (x[:, :: attended.shared] for x in (attended.keys, attended.values))  # [T, G, K]
     t, groups, _ = keys.shape
-    scores = np.einsum("thk,sgk->htgs", attended.queries[:, own], keys) * score_scale(attended.wrong.model.config)
+    scores = np.einsum("thk,sgk->htgs", attended.queries[:, group], keys) * score_scale(attended.wrong.model.config)
     scores = np.where(attended.visible[:, None], scores, -np.inf)  # [h, T, G, T]
     largest = np.maximum(scores.max(axis=(2, 3)), 0)  # [h, T], of an empty cell too
     e, empty = np.exp(scores - largest[..., None, None]), np.exp(-largest)
-    theirs = attended.theirs[:, own].swapaxes(0, 1)  # [h, T, K]
+    theirs = attended.theirs[:, group].swapaxes(0, 1)  # [h, T, K]
     each = e[:, border:, :, :border, None] * (values[:border].swapaxes(0, 1) - theirs[:, border:, None, None])  # [h, t, G, S, K]
     nothing = -empty[:, border:, None] * theirs[:, border:]  # [h, t, K]
     later = np.einsum("hts,htsk->htk", e[:, border:, head, border:], values[border:, head] - theirs[:, border:, None])
@@ -216,7 +216,7 @@ def _held(attended: Attention, head: int, border: int) -> Indices | None:
     weights = np.concatenate([np.where(is_empty, empty[..., None], e[:, :, source, at]), e[:, :, head, border:]], axis=2)  # [h, T, T]
     held = np.concatenate([np.where(source[:, None] < 0, 0, values[at, source]), values[border:, head]])
     computed = weights @ held / weights.sum(axis=-1, keepdims=True)
-    right = attended.wrong.value.reshape(attended.values.shape)[:, own].swapaxes(0, 1)
+    right = attended.wrong.value.reshape(attended.values.shape)[:, group].swapaxes(0, 1)
     rows = np.union1d(attended.wrong.wrong_rows, np.arange(border, t))  # earlier ones may have been right before
     return source if explains(computed[:, rows], theirs[:, rows], right[:, rows], attended.wrong.noise) else None
 
@@ -224,9 +224,9 @@ def _held(attended: Attention, head: int, border: int) -> Indices | None:
 def _in_words(source: Indices, head: int) -> list[str]:
     """What the cells of a key-value head hold, in words."""
     texts = []
-    for other in np.unique(source[source != head]):
-        cells = runs("position", np.flatnonzero(source == other))
-        what = f"hold those of head {other}" if other >= 0 else "hold keys and values of 0: never written"
+    for holder in np.unique(source[source != head]):
+        cells = runs("position", np.flatnonzero(source == holder))
+        what = f"hold those of head {holder}" if holder >= 0 else "hold keys and values of 0: never written"
         texts.append(f"the cells of {cells} of key-value head {head} {what}")
     return texts
 
@@ -276,9 +276,9 @@ def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
     if ((design @ factors - target) ** 2).sum() > SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
         return ""
     names = ("the largest score of each part", "the logarithm of its sum of exponentials")
-    said = [
+    texts = [
         f"{name} is {'left out' if abs(x) < SAME_LOGARITHMS else f'multiplied by {plain(float(x), SAME_LOGARITHMS)}'}"
         for name, x in zip(names, factors, strict=True)
         if abs(x - 1) > SAME_LOGARITHMS
     ]
-    return f": {', and '.join(said)}" if said else ""
+    return f": {', and '.join(texts)}" if texts else ""
