@@ -28,7 +28,7 @@ from bitnet_np.cli.cluster import add_cluster_arguments, over_workers
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.files import embedded
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.edits.kinds import described
+from bitnet_np.judge.edits.kinds import KINDS as KINDS_OF_EDITS
 from bitnet_np.judge.law.precision import FLOAT32, Precision
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation
 from bitnet_np.judge.mistakes.hypotheses import in_engine, sites
@@ -152,10 +152,15 @@ def catalogue() -> Iterator[tuple[str, str, str]]:
     said = examples()
     for mistake in (*CATALOGUE, *HIDDEN):
         where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines, "several operations": mistake in HIDDEN}
-        text = said[mistake.id] if mistake in CATALOGUE else described(mistake.edit.partition(": ")[0])
+        text = said[mistake.id] if mistake in CATALOGUE else sentence(KINDS_OF_EDITS[mistake.edit.partition(": ")[0]])
         yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):
-        yield f"read.{reading.id}", " ".join((reading.read.__doc__ or "").split(".")[0].split()), "a tensor"
+        yield f"read.{reading.id}", sentence(reading.read), "a tensor"
+
+
+def sentence(function: Callable) -> str:
+    """The first sentence of what a function is said to do."""
+    return " ".join((function.__doc__ or "").split(".")[0].split())
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------
