@@ -66,7 +66,7 @@ class Oracle:
         a right dump.
         """
         from bitnet_np import check
-        from bitnet_np.judge.report.detail import Details
+        from bitnet_np.judge.detail import Details
 
         loaded = self.model(model) if isinstance(model, str | Path) else model
         details = None if self._folder is None else Details()

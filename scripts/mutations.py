@@ -28,10 +28,10 @@ from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, forward
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.files import embedded
 from bitnet_np.judge.dump import judge_trace
-from bitnet_np.judge.edits.kinds import described
+from bitnet_np.judge.edits.kinds import KINDS as KINDS_OF_EDITS
 from bitnet_np.judge.law.precision import FLOAT32, Precision
-from bitnet_np.judge.mistakes.catalogue import at_operation, in_engine, sites
-from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation
+from bitnet_np.judge.mistakes.hypotheses import in_engine, sites
 from bitnet_np.judge.readings.table import FACTS, READINGS
 from bitnet_np.judge.report.report import Report
 from bitnet_np.judge.variant import Variant
@@ -140,10 +140,10 @@ def examples() -> dict[str, str]:
     for shape in _EXAMPLES:
         model = random_model(0, **_SHAPE | shape)
         for site in sites(model, EXACT, 16):
-            for mistake, trial in at_operation(site, [mistake for mistake in CATALOGUE if mistake.id not in said]):
-                said.setdefault(mistake.id, trial.cause.text)
+            for one in at_operation(site, [mistake for mistake in CATALOGUE if mistake.id not in said]):
+                said.setdefault(one.id, one.text)
         for trial in in_engine(Variant("", model, EXACT)):
-            said.setdefault(trial.cause.id, trial.cause.text)
+            said.setdefault(trial.id, trial.text)
     return said
 
 
@@ -152,10 +152,15 @@ def catalogue() -> Iterator[tuple[str, str, str]]:
     said = examples()
     for mistake in (*CATALOGUE, *HIDDEN):
         where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines, "several operations": mistake in HIDDEN}
-        text = said[mistake.id] if mistake in CATALOGUE else described(mistake.edit.partition(": ")[0])
+        text = said[mistake.id] if mistake in CATALOGUE else sentence(KINDS_OF_EDITS[mistake.edit.partition(": ")[0]])
         yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):
-        yield f"read.{reading.id}", " ".join((reading.read.__doc__ or "").split(".")[0].split()), "a tensor"
+        yield f"read.{reading.id}", sentence(reading.read), "a tensor"
+
+
+def sentence(function: Callable) -> str:
+    """The first sentence of what a function is said to do."""
+    return " ".join((function.__doc__ or "").split(".")[0].split())
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from judging.policies import TUNED, UNSEEN, Dense
 from numpy.typing import NDArray
 
 from bitnet_np import EXACT, check
+from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.law.expression import value_of
 from bitnet_np.judge.law.graph import TOKENS
-from bitnet_np.judge.mistakes.catalogue import at_operation, sites
-from bitnet_np.judge.mistakes.mistake import Cause
-from bitnet_np.judge.mistakes.names import CATALOGUE
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, at_operation
+from bitnet_np.judge.mistakes.hypotheses import sites
 from bitnet_np.judge.report.report import Report
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -51,7 +51,7 @@ def print_alarms(names: list[str], **how: Any) -> int:
     return sum(alarms.values())
 
 
-def planted(base: str) -> Iterator[tuple[Cause, Key, float, Points]]:
+def planted(base: str) -> Iterator[tuple[Hypothesis, Key, float, Points]]:
     """Yields each known mistake at one operation, how many times as much as noise it changes, and the dump of an engine that makes it."""
     policy: dict[str, Any] = dict(TUNED[base])
     right, planted_ids = Dense(MODEL, IDS, **policy).run(), set[str]()
@@ -61,9 +61,9 @@ def planted(base: str) -> Iterator[tuple[Cause, Key, float, Points]]:
             continue
         exact = value_of(site.tree, values.__getitem__, len(IDS))
         noise = values[site.key] - exact
-        for mistake, trial in at_operation(site, CATALOGUE):
+        for trial in at_operation(site, CATALOGUE):
             compute = trial.computes[site.key]
-            if not mistake.fault or mistake.id in planted_ids or trial.grid:
+            if not trial.fault or trial.id in planted_ids or trial.grid:
                 continue
             try:
                 wrong = compute(values)
@@ -71,11 +71,11 @@ def planted(base: str) -> Iterator[tuple[Cause, Key, float, Points]]:
                 continue
             if wrong.shape != exact.shape or not np.isfinite(wrong).all() or np.allclose(wrong, exact, rtol=1e-6, atol=1e-9):
                 continue
-            planted_ids.add(mistake.id)
+            planted_ids.add(trial.id)
             times = float(np.sqrt(((wrong - exact) ** 2).mean() / max(float((noise**2).mean()), 1e-300)))
             made = np.asarray(wrong + noise, np.float32)
             steps = {site.key.name: partial(lambda made, engine, n: made, made)}
-            yield trial.cause, site.key, times, Dense(MODEL, IDS, steps, None if site.key.layer is None else (1,), **policy).run()
+            yield trial, site.key, times, Dense(MODEL, IDS, steps, None if site.key.layer is None else (1,), **policy).run()
 
 
 def print_faults(bases: list[str], **how: Any) -> int:

@@ -25,7 +25,7 @@ from ..judge.measures import Judgement, judge
 from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
 from ..judge.report.ci import Case, cases_of, github, junit, tap
-from ..judge.report.detail import Details
+from ..judge.detail import Details
 from ..judge.report.pictures import check_plot, plot
 from ..judge.report.report import Report
 from ..judge.report.text import JUDGEMENT_HEADER, as_text, judgement_row

@@ -4,13 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
+from .detail import FAR
 from .first_looks import other_shape
 from .law.expected import TINY, Array, Expected, U
 from .measures import DIFFERENT, Reach, limits
-from .readings.wrong import parts_of
-from .report.detail import FAR
 from .report.report import OperationVerdict
 from .verdict import Verdict
+from .words import parts_of
 
 _FLOAT32 = float(np.finfo(np.float32).max)
 _FLOAT16 = float(np.finfo(np.float16).max)

@@ -24,10 +24,10 @@ from ..traces.formats.arrays import Labelled
 from ..traces.labels import direct
 from ..traces.points import Entry, Key, Trace
 from ..traces.token_files import unpadded
+from .detail import Details
 from .law.graph import LOGITS
 from .law.precision import FLOAT32, Precision
 from .options import USUAL_BUDGET, Options
-from .report.detail import Details
 from .report.report import Report
 from .sequences import judge_sequences, read_dump
 from .top_logprobs import check_completions

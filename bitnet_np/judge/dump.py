@@ -21,6 +21,7 @@ from ..traces.points import SCORES, TOP_EXPERTS, Entry, Key, Points, Trace
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
 from .compared import Compared, Types, compare
 from .declaring import flag
+from .detail import Details
 from .equivalence import look_through
 from .first_looks import normalised, of_other_tokens, one_layer_lower, other_sums
 from .law.graph import LOGITS, operations
@@ -29,7 +30,6 @@ from .law.roundings import to_digits
 from .logits_alone import judge_logits
 from .measures import FLIPS_LIMIT, Judgement, invalid, judge, position_nmse, same_bits
 from .options import DEFAULT, Options
-from .report.detail import Details
 from .report.report import OperationVerdict, Report
 from .tensors import TensorJudge
 from .variant import Floats, Variant, variant_logits

@@ -28,14 +28,14 @@ from ..traces.points import Key
 from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, engines_of_type, in_precision, other_choices, reach_of, roundings
+from .hypothesis import Compute, Hypothesis
 from .law.expected import type_of
 from .law.graph import TOKENS
 from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
 from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
-from .mistakes.catalogue import Trial, in_engine, sites, trials
-from .mistakes.mistake import Cause, Compute
-from .mistakes.names import CACHE_ROUNDINGS
+from .mistakes.catalogue import CACHE_ROUNDINGS
+from .mistakes.hypotheses import hypotheses, in_engine, sites
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import DEFAULT, SEARCHING, USUAL_BUDGET, Options
 from .readings.table import facts_of
@@ -132,15 +132,15 @@ _OF_WEIGHTS = "the type of the model's weights"
 
 def _stated_types(model: Model, options: Options) -> dict[str, str]:
     """The narrow types that an engine computes in by its own words, or by the model's file, and who says so; the likeliest first."""
-    every = [
+    stated = [
         (model.stated_dtype, "the type that the model's file states"),
         *((kind, "as the engine says of itself") for kind in options.stated),
     ]
-    said: dict[str, str] = {}
-    for kind, where in (*every, (type_of(model.token_embd), _OF_WEIGHTS)):
+    types: dict[str, str] = {}
+    for kind, where in (*stated, (type_of(model.token_embd), _OF_WEIGHTS)):
         if kind in NARROW_FLOATS:
-            said.setdefault(kind, where)
-    return said
+            types.setdefault(kind, where)
+    return types
 
 
 _PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4_0"))
@@ -148,31 +148,31 @@ _PRECISIONS = (Precision(kv="q8_0"), Precision(act="bfloat16"), Precision(kv="q4
 _NEARER = 0.8  # of their distance from ours, to the logits in a precision that is named
 
 
+@dataclass(eq=False)
 class _Target:
-    """Their logits beside ours, and runs that may come nearer to them."""
+    """Their logits beside ours, and runs that may come nearer to them. Its fields are arguments of judge_logits."""
 
-    def __init__(
-        self,
-        ours: Floats,
-        theirs: ArrayLike,
-        base: Variant,
-        run: Run,
-        options: Options,
-        search: bool,
-        ids: NDArray[np.int64] | None,
-        run_first: RunFirst | None,
-    ) -> None:
-        self.base, self.options, self.search, self.ids, self.run_first = base, options, search, ids, run_first
-        self.declared = options.precision or FLOAT32
-        self.engines = list(in_engine(base)) if search else []
+    ours: Floats
+    theirs: ArrayLike
+    base: Variant
+    run: Run
+    options: Options
+    search: bool
+    ids: NDArray[np.int64] | None
+    run_first: RunFirst | None
+
+    def __post_init__(self) -> None:
+        base, ours = self.base, self.ours
+        self.declared = self.options.precision or FLOAT32
+        self.engines = list(in_engine(base)) if self.search else []
         # scales of queries and keys do the same
-        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []
+        self.names = [name for name in base.present(MATRICES) if name != "attn_k"] if self.search else []
         honest, others = list(roundings(base, self.declared)), list(dialects(base))
-        self.run, self.progress, self.done = run, options.bars("trying known mistakes"), 0
+        self.progress, self.done = self.options.bars("trying known mistakes"), 0
         self.total = len(honest) + len(others)  # runs
         of_honest = self.logits_of(honest)
         self.right = list(of_honest.values())
-        self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, theirs))  # [P, V]
+        self.a, self.b = (np.asarray(x).reshape(-1, ours.shape[-1])[: len(self.right[0])] for x in (ours, self.theirs))  # [P, V]
         other = other_choices(base, self.declared)
         self.choices = None if other is None else self.logits(other)
         self.reach: Reach = reach_of(self.a, self.right, base, self.declared, self.choices)
@@ -244,19 +244,19 @@ class _Target:
         left = b - a * ((a * b).sum() / max(np.square(a).sum(), 1e-300))
         return bool(np.square(left).sum() <= _EXACT * np.square(b - a).sum())
 
-    def of_operations(self, search: Search, case: "LogitsCase") -> Cause | None:
+    def of_operations(self, search: Search, case: "LogitsCase") -> Hypothesis | None:
         """The mistake of operations that makes theirs of ours but for roundings."""
         if self.ids is None or not self.search:
             return None
         most = int(min(self.options.effort * _MOST_WORK / self.work, sys.maxsize - 1))
-        every = list(islice(trials(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
-        if len(every) > most:
+        candidates = list(islice(hypotheses(case.span, single=True, stop=search.has_ended), most + 1))  # those in one operation come last
+        if len(candidates) > most:
             more = max(10 * self.options.budget, 4 * USUAL_BUDGET)
             self.said.append(f"not all known mistakes in one layer alone were tried on logits: --budget {more:g} tries more")
         level, is_noise = (0.0, False) if self.options.is_strict else (self.noise_level(COARSEST), self.noise() is not None)
         case = replace(case, level=level if is_noise else 0.0)
         cause = search.format(case) if level and not is_noise else None  # too coarse to be believed without its name
-        cause = cause or search.named(case, every[:most]) or (search.format(case) if is_noise else search.unnamed(case))
+        cause = cause or search.named(case, candidates[:most]) or (search.format(case) if is_noise else search.unnamed(case))
         search.close()
         self.said.extend(search.notes())
         return cause
@@ -311,16 +311,16 @@ class _Target:
     @cached_property
     def undeclared(self) -> str | None:
         """Why another dialect's roundings reach so far, alone or behind a cache of ggml's; a precision that would is said."""
-        for dialect, own in self.others:
-            honest = [own, *self.logits_of(roundings(dialect)).values()]
+        for dialect, logits in self.others:
+            honest = [logits, *self.logits_of(roundings(dialect)).values()]
             if judge(self.a, self.b, reach_of(self.a, honest, self.base)).verdict <= Verdict.FLIPS:
                 return f"no farther than rounding reaches in {dialect.text}"
-            attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out"]
-            for trial in trials(attention, single=False) if self.ids is not None else ():
-                if trial.cause.id.startswith("cache.ggml"):
-                    x = self.logits(trial.variant(dialect, self.ids))
+            attention = [site for site in sites(dialect.model, dialect.dialect) if site.key.name == "kqv_out" and self.ids is not None]
+            for hypothesis in hypotheses(attention, single=False):
+                if hypothesis.id.startswith("cache.ggml"):
+                    x = self.logits(hypothesis.variant(dialect, self.ids))
                     if x is not None and self.explains(x, self.away):
-                        return f"{trial.cause}; in {dialect.text}"
+                        return f"{hypothesis}; in {dialect.text}"
         for precision in _PRECISIONS:
             of_type = engines_of_type(self.base, precision.act) if precision.act != "float32" and self.work <= _OF_TYPES else ()
             runs = [run for variant in (in_precision(self.base, precision), *of_type) if (run := self.logits(variant)) is not None]
@@ -352,11 +352,11 @@ class _Target:
                 continue
             changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
             along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
-            own = float(along.sum() / max(square.sum(), 1e-300))
-            spread = np.sqrt(((along - own * square) ** 2).sum()) / max(square.sum(), 1e-300)
-            sure = abs(own) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
+            along_all = float(along.sum() / max(square.sum(), 1e-300))
+            spread = np.sqrt(((along - along_all * square) ** 2).sum()) / max(square.sum(), 1e-300)
+            sure = abs(along_all) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
             if sure > most:
-                best, most, slope = name, sure, float(np.clip(own, -50, 50))
+                best, most, slope = name, sure, float(np.clip(along_all, -50, 50))
         if not best:
             return None
         change = changes[best]
@@ -382,27 +382,27 @@ class _FirstLook:
     away: NDArray[np.float64]  # [P]
     wrong: NDArray[np.intp]  # the positions
 
-    def promising(self, some: Sequence[Trial]) -> list[Trial]:
+    def promising(self, candidates: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Those of some mistakes that leave at most half of the error at these positions, or have to be tried at all others."""
-        looked_at = [trial for trial in some if trial.computes and not trial.grid and trial.engine is None]
+        looked_at = [hypothesis for hypothesis in candidates if hypothesis.computes and not hypothesis.grid and hypothesis.engine is None]
         if not looked_at:
-            return list(some)
+            return list(candidates)
         end, failed = int(self.wrong[-1]) + 1, set[int]()
-        variant = with_each_computed(self.base, [trial.computes for trial in looked_at], self.right[TOKENS][:end], failed)
+        variant = with_each_computed(self.base, [hypothesis.computes for hypothesis in looked_at], self.right[TOKENS][:end], failed)
         with np.errstate(all="ignore"):
             logits = self.run(variant, len(looked_at), end)
         away = [_distances(x, self.ours[:end], self.theirs[:end])[self.wrong].mean() for x in logits]
         far = [i in failed or not x < self.away[self.wrong].mean() / 2 for i, x in enumerate(away)]
-        refused = {id(trial) for trial, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(trial, end)}
-        return [trial for trial in some if id(trial) not in refused]
+        refused = {id(one) for one, is_far in zip(looked_at, far, strict=True) if is_far and not self.looks_ahead(one, end)}
+        return [hypothesis for hypothesis in candidates if id(hypothesis) not in refused]
 
-    def looks_ahead(self, trial: Trial, end: int) -> bool:
+    def looks_ahead(self, hypothesis: Hypothesis, end: int) -> bool:
         """Whether a mistake makes other numbers of the first tokens where more follow."""
-        compute = next(iter(trial.computes.values()))
-        first, every = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
-        if first is None or every is None:
-            return first is not every
-        return len(every) < end or not np.allclose(first, every[:end], rtol=1e-5, atol=1e-6 * np.abs(every).max())
+        compute = next(iter(hypothesis.computes.values()))
+        first, whole = (self.made(compute, slice(0, n)) for n in (end, len(self.ours)))
+        if first is None or whole is None:
+            return first is not whole
+        return len(whole) < end or not np.allclose(first, whole[:end], rtol=1e-5, atol=1e-6 * np.abs(whole).max())
 
     def made(self, compute: Compute, rows: slice) -> NDArray | None:
         """A tensor of the first tokens with a mistake; None if it has no finite numbers."""
@@ -420,26 +420,26 @@ class LogitsCase(Case):
     target: _Target
     best: NDArray[np.float64]  # [P], the distance of the nearest run without a mistake
 
-    def made(self, trial: Trial) -> Floats | None:
+    def made(self, hypothesis: Hypothesis) -> Floats | None:
         try:
-            return self.target.logits(trial.variant(self.target.base, self.target.ids))
+            return self.target.logits(hypothesis.variant(self.target.base, self.target.ids))
         except KeyError:  # it asks for a tensor of a later layer
             return None
 
-    def explained(self, array: NDArray, trial: Trial) -> Explanation:
+    def explained(self, array: NDArray, hypothesis: Hypothesis) -> Explanation:
         """What is left. An operation that is off by no more than roundings may flip the codes that they flip: theirs are farther, then."""
         t, away = self.target, _distances(array, self.value, self.theirs)
-        if trial.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
+        if hypothesis.computes and not t.strong and position_nmse(self.value, array).mean() <= t.reach.nmse:
             return Explanation(np.inf, False)
         return Explanation(float(away.mean()), _explains(away, self.best) and t.made_by(array))
 
-    def promising(self, every: Iterable[Trial], stop: Callable[[], bool]) -> Iterator[Trial]:
-        look, rest = self.target.first_look if self.target.strong else None, iter(every)
+    def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
+        look, rest = self.target.first_look if self.target.strong else None, iter(candidates)
         if look is None:  # or where flipped codes may be most of what is left at some positions
             yield from rest
             return
-        while (some := list(islice(rest, _TOGETHER))) and not stop():
-            yield from look.promising(some)
+        while (batch := list(islice(rest, _TOGETHER))) and not stop():
+            yield from look.promising(batch)
 
     def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
         look, rows = self.target.first_look, slice(0, _ROWS)
@@ -449,7 +449,7 @@ class LogitsCase(Case):
     def cost(self, changed: Collection[Key]) -> float:
         return self.target.work + OVERHEAD * len(self.span) // 2
 
-    def facts(self) -> Cause | None:
+    def facts(self) -> Hypothesis | None:
         """What theirs show by themselves, such as our logits in other places, where the others are ours but for roundings."""
         a, b = self.value.astype(np.float64), self.theirs.astype(np.float64)
         nmse = self.target.reach.nmse

@@ -12,10 +12,10 @@ from ..base.errors import ShapeError, shortened
 from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
+from .detail import Details
 from .first_looks import other_shape
 from .law.expected import Array
 from .law.noise import FLOAT16_NOISE
-from .report.detail import Details
 from .verdict import Judged, Verdict
 
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ..base.errors import OptionError
 from ..base.progress import Bars, no_bars
 from ..base.validate import number
+from .detail import Details
 from .law.precision import FLOAT32, Precision
-from .report.detail import Details
 
 USUAL_BUDGET = 15.0
 """Seconds by default: half of them are for the first wrong tensor, or for logits alone."""

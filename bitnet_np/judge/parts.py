@@ -7,7 +7,7 @@ most are refused there, for a hundredth of the work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
-from .mistakes.mistake import Cause, Edited
-from .readings.wrong import Array, Indices, places_of
+from .edits.edited import Edited
+from .hypothesis import Hypothesis
+from .law.expression import Array
+from .words import Indices, places_of
 
 _LEAST = 8  # wrong numbers: fewer are no evidence for a mistake of an operation
 _NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond their bound
@@ -28,28 +30,37 @@ SCREENED = 0.2
 """What a mistake may leave of the error at the outputs that are looked at first: more is too much everywhere, which is a tenth."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """Some rows of a tensor, and some of their elements."""
+    """Some rows of a wrong tensor, and some of their elements; and the known mistake that comes closest there."""
 
     rows: Indices
     columns: Indices
-    where: str  # in words
+    where: str  # in words, to be put in front of what is there
+    most: float  # NMSE that a mistake may leave
+    cause: Hypothesis | None = None
 
     def cut(self, x: Array) -> Array:
         """These rows and elements of a tensor [T, width]."""
         return x[np.ix_(self.rows, self.columns)]
 
-    def named(self, cause: Cause) -> Cause:
-        """The cause in this part."""
-        return replace(cause, text=f"at {self.where}: {cause.text}")
+    def compare(self, candidate: Hypothesis, array: Array, theirs: Array, in_rows: bool) -> None:
+        """Compare a mistake that was made in the whole tensor. in_rows: whether it is in whole rows alone."""
+        if in_rows and self.columns.size < array.shape[1]:
+            return
+        left = relative_error(self.cut(array), self.cut(theirs))
+        if left < self.most:
+            self.most, self.cause = left / 4, candidate.at(self.where)  # of two that fit alike, the first one tried stands
 
 
-def _parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[Part]:
+def wrong_parts(key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float) -> Iterator[Part]:
     """Yields the parts that hold every wrong number: heads or elements of all rows, whole rows, and the elements of these rows.
 
-    places: where numbers are wrong, [T, width]. Yields nothing if they are everywhere, or too few to tell a mistake by.
+    places: where numbers are wrong, [T, width]. most: NMSE that a mistake may leave. Yields nothing if they are everywhere, or too few to
+    tell a mistake by.
     """
+    away = np.abs(theirs - value)
+    places = places & (away > _NEGLIGIBLE * away.max())
     tokens, width = places.shape
     if np.count_nonzero(places) < _LEAST:
         return
@@ -58,42 +69,17 @@ def _parts_of(key: Key, config: Config, places: NDArray[np.bool_]) -> Iterator[P
     rows = np.flatnonzero(places.any(axis=1))
     units = np.flatnonzero(places.reshape(tokens, count, size).any(axis=(0, 2)))
     columns = (units[:, None] * size + np.arange(size)).ravel()
-    in_columns = places_of(units, count, "element" if size == 1 else "head")
-    in_rows = places_of(rows, tokens, "position")
-    some_rows, some_columns = rows.size < tokens, units.size <= _MOST * count
-    if some_columns:
-        yield Part(np.arange(tokens), columns, in_columns)
-    if some_rows:
-        yield Part(rows, np.arange(width), in_rows)
-    if some_rows and some_columns:
-        yield Part(rows, columns, f"{in_rows} and {in_columns}")
-
-
-class InParts:
-    """The known mistake that comes closest in each part of a wrong tensor."""
-
-    def __init__(self, key: Key, config: Config, places: NDArray[np.bool_], value: Array, theirs: Array, most: float):
-        """For a tensor [T, width] that is wrong at these places. most: NMSE that a mistake may leave."""
-        away = np.abs(theirs - value)
-        self.parts = list(_parts_of(key, config, places & (away > _NEGLIGIBLE * away.max())))
-        self._theirs = [part.cut(theirs) for part in self.parts]
-        # a mistake that explains little explains nothing
-        self._best = [min(most, relative_error(part.cut(value), x) / 10) for part, x in zip(self.parts, self._theirs, strict=True)]
-        self._causes: dict[int, Cause] = {}  # by the number of the part
-
-    def compare(self, candidate: Cause, array: Array, in_rows: bool) -> None:
-        """Compare a mistake that was made in the whole tensor. A rounding on purpose is made everywhere, or was not made. in_rows: whether
-        it is in whole rows alone."""
-        for i, part in enumerate(self.parts if candidate.fault else ()):
-            if in_rows and part.columns.size < array.shape[1]:
-                continue
-            left = relative_error(part.cut(array), self._theirs[i])
-            if left < self._best[i]:
-                self._best[i], self._causes[i] = left / 4, candidate  # of two that fit alike, the first one tried stands
-
-    def known(self) -> Cause | None:
-        """The closest mistake in the largest part that one explains."""
-        return next((part.named(self._causes[i]) for i, part in enumerate(self.parts) if i in self._causes), None)
+    in_columns, in_rows = places_of(units, count, "element" if size == 1 else "head"), places_of(rows, tokens, "position")
+    are_few = rows.size < tokens, units.size <= _MOST * count
+    for which, inside, where, is_one in (
+        (np.arange(tokens), columns, in_columns, are_few[1]),
+        (rows, np.arange(width), in_rows, are_few[0]),
+        (rows, columns, f"{in_rows} and {in_columns}", all(are_few)),
+    ):
+        if is_one:
+            part = Part(which, inside, f"at {where}: ", most)
+            part.most = min(most, relative_error(part.cut(value), part.cut(theirs)) / 10)  # what explains little explains nothing
+            yield part
 
 
 @dataclass(frozen=True)
@@ -114,12 +100,12 @@ class Screen:
         spread = np.linspace(0, theirs.shape[1] - 1, _COLUMNS).astype(np.intp)
         worst = np.argsort(-square.sum(axis=0))[:_COLUMNS]
         columns = np.unique(np.concatenate([spread, worst]))
-        own = square[:, columns]
-        is_wrong, is_worst = own > own.mean() / 100, np.isin(columns, worst)
+        shown = square[:, columns]
+        is_wrong, is_worst = shown > shown.mean() / 100, np.isin(columns, worst)
         rows = is_wrong.any(axis=1)[:, None]
-        every = np.ones_like(is_wrong)
-        groups = (every, every & rows, every & is_worst, rows & is_worst)
-        return cls(columns, theirs[:, columns], groups, np.array([own[group].sum() for group in groups]))
+        everywhere = np.ones_like(is_wrong)
+        groups = (everywhere, everywhere & rows, everywhere & is_worst, rows & is_worst)
+        return cls(columns, theirs[:, columns], groups, np.array([shown[group].sum() for group in groups]))
 
     def left(self, compute: Any, values: Mapping[Key, Array]) -> float | None:
         """The part of the error that an edit leaves where it leaves least; None of what is not an edit."""

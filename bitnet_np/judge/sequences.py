@@ -19,10 +19,10 @@ from ..model.records import Config
 from ..traces.formats import FORMATS, detect, read_any, read_arrays
 from ..traces.formats.arrays import Batch, Labelled
 from ..traces.points import Entry, Key, Points, Trace
+from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .law.graph import LOGITS
 from .options import DEFAULT, Options
-from .report.detail import Details
 from .report.report import Report
 from .verdict import Verdict
 

@@ -25,9 +25,11 @@ from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_error
 from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
+from .evidence import matched
 from .honest_engines import FLOOR, one_scale
+from .hypothesis import Compute, Computes, Hypothesis, Values
 from .law.expected import TINY, Expected, U
-from .law.expression import nodes, value_of
+from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
 from .law.noise import (
     COARSEST_SEEN,
@@ -48,15 +50,14 @@ from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
 from .measures import Reach, across, judge, limits
-from .mistakes.catalogue import Computes, Trial, at_operation, trials
-from .mistakes.mistake import Array, Cause, Compute, Values
-from .mistakes.names import CACHE_ROUNDINGS, CATALOGUE
+from .mistakes.catalogue import CACHE_ROUNDINGS, CATALOGUE, at_operation
+from .mistakes.hypotheses import hypotheses
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import SEARCHING, Options
-from .parts import SCREENED, InParts, Part, Screen
+from .parts import SCREENED, Part, Screen, wrong_parts
 from .readings.others import overwritten
 from .readings.table import cause_of, facts_of
-from .readings.wrong import Wrong, matched
+from .readings.wrong import Wrong
 from .report.report import OperationVerdict
 from .verdict import Verdict
 
@@ -85,28 +86,28 @@ class TensorJudge:
         self.judged = [key for key in sound if key in dump.tensors]
         self.progress = options.bars("judging operations")
         self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCHING))
-        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
+        self.in_vain = 0.0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
-        self.formats: dict[str, Cause | None] = {}  # what explains the noise of tensors of a name, if something does
+        self.formats: dict[str, Hypothesis | None] = {}  # what explains the noise of tensors of a name, if something does
         self.cached: dict[Key, Compute] = {}  # attention with the KV cache that a tensor has shown, assumed from there on
 
     def verdicts(self) -> list[OperationVerdict]:
         """The verdict on each tensor that can be judged: all by their bounds, and then those that are not right by what all errors show."""
-        found, total = [], len(self.judged)
+        judged, total = [], len(self.judged)
         for i, key in enumerate(self.judged, 1):
-            found.append(self._verdict(self.sites[key]))
+            judged.append(self._verdict(self.sites[key]))
             self.progress(i, total)
-        wrong = [i for i, verdict in enumerate(found) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
-        kinds = {self.residuals[found[i].key].kind for i in wrong}
-        for key, own in list(self.residuals.items()):
-            if own.kind in kinds and own.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
+        unexplained = [i for i, verdict in enumerate(judged) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
+        kinds = {self.residuals[judged[i].key].kind for i in unexplained}
+        for key, error in list(self.residuals.items()):
+            if error.kind in kinds and error.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
                 self.residuals[key] = self._residual(self.sites[key], expected, inputs)
         with np.errstate(all="ignore"):  # mistakes may give numbers of any kind
-            for i in wrong:
-                found[i] = self._explained(found[i])
+            for i in unexplained:
+                judged[i] = self._explained(judged[i])
         self.search.close()
-        return found
+        return judged
 
     def _explained(self, judged: OperationVerdict) -> OperationVerdict:
         """A wrong tensor with its cause, or what its error is like."""
@@ -133,22 +134,21 @@ class TensorJudge:
             return OperationVerdict(
                 site.key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        return self._several(span, self.theirs[site.key]) if len(span) > 1 else self._one(site, self.theirs[site.key])
+        theirs = self.theirs[site.key]
+        if len(span) > 1:
+            return self._several(span, theirs)
+        judged, expected, _ = self._by_bound(site, theirs)
+        return judged if judged.verdict == Verdict.WRONG else replace(judged, **self._from_float64(site, expected.value, theirs))
 
     def _span(self, site: Operation) -> list[Operation]:
         """The operations between what the dump has and this tensor, this one last."""
         needed = {site.key}
-        for other in reversed(self.sites.values()):
-            if other.key in needed:
-                needed |= {k for k in other.inputs if k not in self.theirs}
+        for site_before in reversed(self.sites.values()):
+            if site_before.key in needed:
+                needed |= {k for k in site_before.inputs if k not in self.theirs}
         return [self.sites[key] for key in self.sites if key in needed]
 
     # --- an operation whose inputs are in the dump ---
-
-    def _one(self, site: Operation, theirs: Array) -> OperationVerdict:
-        """An operation by its bound."""
-        judged, expected, _ = self._by_bound(site, theirs)
-        return judged if judged.verdict == Verdict.WRONG else replace(judged, **self._from_float64(site, expected.value, theirs))
 
     def _by_bound(self, site: Operation, theirs: Array) -> tuple[OperationVerdict, Expected, list[Array]]:
         """The verdict on an operation, what it should give, and its inputs."""
@@ -175,26 +175,36 @@ class TensorJudge:
             return judged
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
-            return replace(judged.explained(Cause(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
-        if not self.types.strict and self.noise.explains(site.key):
-            return self._noisy(judged, lambda: self._case_of_one(site, expected, inputs, theirs))
-        case = self._case_of_one(site, self._with_noise(site, expected, inputs), inputs, theirs)
-        if (cause := self._coarse_format(site.key, case)) is not None:
-            return self._caused(judged, cause)
-        self.search.begin()
-        cause = self.search.named(case, trials(case.span, single=True)) or self.search.unnamed(case)
-        if cause is None and self.noise.level(site.key) > _FLOAT32 and case.wrong is not None:  # what looks like noise may be read off, too
-            cause = cause_of(replace(case.wrong, places=np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0], noise=0.0))
+            return replace(judged.explained(Hypothesis(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
+        return self._sought(
+            judged, lambda room: self._case_of_one(site, self._with_noise(site, expected, inputs) if room else expected, inputs, theirs)
+        )
+
+    def _sought(self, judged: OperationVerdict, case_of: Callable[[bool], "TensorCase"], work: float = 0.0) -> OperationVerdict:
+        """A wrong tensor with its cause: the noise that all operations of its kind have, a format, or a mistake.
+
+        case_of: the case, with room for the noise of others or without. work: of its known mistakes, if they explain nothing.
+        """
+        key, search = judged.key, self.search
+        if not self.types.strict and self.noise.explains(key):
+            return self._noisy(judged, case_of)
+        case = case_of(True)
+        if not self.types.strict and self.residuals[key].may_be_format:  # too coarse to be believed without its name
+            search.begin_unlimited()
+            if (cause := search.format(case)) is not None:
+                return self._caused(judged, cause)
+        search.begin()
+        cause = search.named(case, hypotheses(case.span, single=True, stop=search.has_ended))
+        if cause is None:
+            self.in_vain += work
+            cause = search.unnamed(case)
+        if cause is None and self.noise.level(key) > _FLOAT32 and (wrong := case_of(False).wrong) is not None:
+            cause = cause_of(replace(wrong, noise=0.0))  # what looks like noise may be read off, too
+        if cause is not None and case.is_uneven:
+            cause = replace(cause, fault=True)
         return self._caused(judged, cause)
 
-    def _coarse_format(self, key: Key, case: "TensorCase") -> Cause | None:
-        """The format that makes an error which is like noise, but too coarse to be believed without its name."""
-        if self.types.strict or not self.residuals[key].may_be_format:
-            return None
-        self.search.begin_unlimited()
-        return self.search.format(case)
-
-    def _noisy(self, judged: OperationVerdict, case: Callable[[], "TensorCase"]) -> OperationVerdict:
+    def _noisy(self, judged: OperationVerdict, case_of: Callable[[bool], "TensorCase"]) -> OperationVerdict:
         """A tensor whose error is noise: its format, which is sought once for each name, or the mistake that all of it is.
 
         No budget bounds this search, because the verdict depends on it.
@@ -202,17 +212,17 @@ class TensorJudge:
         name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
         if name not in self.formats:
             search.begin_unlimited()
-            one = case()
-            cause = search.named(one, trials(one.span, single=True)) or search.format(one) or search.nearly(one) or search.hidden(one)
+            one = case_of(False)
+            cause = search.named(one, hypotheses(one.span, single=True)) or search.format(one) or search.nearly(one) or search.hidden(one)
             if cause is not None and cause.fault:
                 return self._caused(judged, cause)
             self.formats[name] = cause
         return self._caused(judged, self.formats[name] or self._cause_of_noise(self.sites[judged.key]))
 
-    def _cause_of_noise(self, site: Operation) -> Cause:
+    def _cause_of_noise(self, site: Operation) -> Hypothesis:
         """The noise of an operation as a cause, which is no fault."""
         named = [node.what if node.kind == "activation" else node.noun for node, _ in nodes(site.tree) if node.kind in _APPROXIMATED]
-        return Cause(self.noise.words(site.key, named[0] if len(named) == 1 else ""), "noise", fault=False)
+        return Hypothesis(self.noise.words(site.key, named[0] if len(named) == 1 else ""), "noise", fault=False)
 
     def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
         """What an operation should give, with room for the noise of others."""
@@ -282,7 +292,7 @@ class TensorJudge:
         if judged.verdict == Verdict.FLIPS and work <= effort * _LITTLE_WORK:
             self.search.begin_unlimited()
             small = self._case(span, value, theirs, most, np.zeros(value.shape, bool), least=most / 2)
-            cause = self.search.named(small, trials(small.span, single=most == 0))
+            cause = self.search.named(small, hypotheses(small.span, single=most == 0))
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
         return judged
 
@@ -291,12 +301,12 @@ class TensorJudge:
 
         Noise of attention alone, as of a coarse cache, has other positions than noise of all: the first ones average fewest values.
         """
-        own = _noise_across(value, theirs, reach)
+        of_all = _noise_across(value, theirs, reach)
         attention = [site for site in span if site.key.name == "kqv_out"]
-        alone = self._narrow(span, value, attention) if own.odd and attention else None
+        alone = self._narrow(span, value, attention) if of_all.odd and attention else None
         if alone is None or not alone.any() or _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
-            return own
-        return own._replace(odd="")
+            return of_all
+        return of_all._replace(odd="")
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""
@@ -305,23 +315,13 @@ class TensorJudge:
         if judged.verdict != Verdict.WRONG:
             return judged
         most, work, effort = 0.0 if reach is None else reach.nmse, sum(self.cost(site.key) for site in span), self.options.effort
-        is_noise = not self.types.strict and self.noise.explains(site.key)
         if work > effort * _MOST_WORK or self.in_vain > effort * _MOST_IN_VAIN:
-            if is_noise:
+            if not self.types.strict and self.noise.explains(site.key):
                 return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
-        if is_noise:
-            return self._noisy(judged, lambda: self._case(span, value, theirs, most, places))
-        case = self._case(span, value, theirs, max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2), places)
-        if (cause := self._coarse_format(site.key, case)) is not None:
-            return self._caused(judged, cause)
-        self.search.begin()
-        cause = self.search.named(case, trials(case.span, single=True, stop=self.search.has_ended))
-        if cause is None:
-            self.in_vain += work
-            cause = self.search.unnamed(case)
-        return self._caused(judged, cause)
+        more = max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2)
+        return self._sought(judged, lambda room: self._case(span, value, theirs, more if room else most, places), work)
 
     def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, Reach | None]:
         """The verdict on several operations at once, what their result should be, and how far roundings reach."""
@@ -342,8 +342,8 @@ class TensorJudge:
         if (narrow := self._narrow(span, value, span)) is None:
             return None
         reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
-        other = self._other_choices(span, value, several=True)
-        return reach if other is value else replace(reach, choices=position_errors(value, other))
+        choices = self._other_choices(span, value, several=True)
+        return reach if choices is value else replace(reach, choices=position_errors(value, choices))
 
     def _narrow(self, span: list[Operation], value: Array, sites: list[Operation]) -> Array | None:
         """The NMSE at each position of a span in which these operations round their outputs; None if numbers leave float32's range."""
@@ -369,11 +369,11 @@ class TensorJudge:
 
         Behind one router, positions are apart. With several, the reach of other choices says how far they go.
         """
-        other = self._other_choices(span, value, several=False)
-        if other is value:
+        choice = self._other_choices(span, value, several=False)
+        if choice is value:
             return value
-        nearer = position_errors(other, theirs) < position_errors(value, theirs)
-        return np.where(nearer[:, None], other, value)
+        nearer = position_errors(choice, theirs) < position_errors(value, theirs)
+        return np.where(nearer[:, None], choice, value)
 
     def _other_choices(self, span: list[Operation], value: Array, several: bool) -> Array:
         """The result of a span if its router, or its several, take the next best expert for the last one where roundings leave both open;
@@ -434,33 +434,25 @@ class TensorJudge:
             judge=self,
             right=self.values(span),
             screen=Screen.of(prod(linear_of(self.model, key).shape), value, theirs) if is_product else None,
-            parts=InParts(key, self.model.config, places, value, theirs, most),
+            parts=list(wrong_parts(key, self.model.config, places, value, theirs, most)),
             **more,
         )
 
-    def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
+    def _caused(self, judged: OperationVerdict, cause: Hypothesis | None) -> OperationVerdict:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
-        own = self.residuals[judged.key]
-        if cause is None and not self.types.strict and own.may_be_format and own.level > own.most:
-            return replace(judged, reason=f"{judged.reason}; {doubt(own.level)}")
+        error = self.residuals[judged.key]
+        if cause is None and not self.types.strict and error.may_be_format and error.level > error.most:
+            return replace(judged, reason=f"{judged.reason}; {doubt(error.level)}")
         explained = judged.explained(cause)
-        if cause is None or cause.fault or self.types.strict or self._is_too_coarse(judged):
+        if cause is None or cause.fault or self.types.strict:
             return explained
         if cause.kind and cause.id in CACHE_ROUNDINGS:
             known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
             for key in (key for key in self.sites if key.name == "kqv_out"):
-                every = at_operation(self.sites[key], known)
-                self.cached[key] = next(trial.computes[key] for _, trial in every if trial.cause.kind == cause.kind)
+                caches = at_operation(self.sites[key], known)
+                self.cached[key] = next(one.computes[key] for one in caches if one.kind == cause.kind)
             self.types = self.types.with_cache(cause.kind)
         return replace(explained, verdict=Verdict.NARROW)
-
-    def _is_too_coarse(self, judged: OperationVerdict) -> bool:
-        """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
-        if len(judged.across) > 1 or kind_of(judged.key) in OF_SUMS or (judged.nmse or 0.0) <= COARSEST_SEEN**2:
-            return False
-        theirs = self.theirs[judged.key]
-        errors = position_errors(self._by_bound(self.sites[judged.key], theirs)[1].value, theirs)
-        return bool(errors.min() * UNEVEN**2 < errors.mean())
 
 
 @dataclass(kw_only=True)
@@ -475,28 +467,28 @@ class TensorCase(Case):
     least: float = 0.0  # NMSE by which a mistake must change the right numbers: a smaller change may flip codes as roundings do
     part: Part | None = None  # that alone is to be explained
 
-    def made(self, trial: Trial) -> Array | None:
+    def made(self, hypothesis: Hypothesis) -> Array | None:
         """The tensor with a mistake; None if that is refused at some outputs, or gives no numbers of this shape."""
         last = self.span[-1].key
-        if self.screen is not None and (self.screen.left(trial.computes[last], self.right) or 0.0) > SCREENED:
+        if self.screen is not None and (self.screen.left(hypothesis.computes[last], self.right) or 0.0) > SCREENED:
             return None
         with suppress(FloatingPointError):
-            array = self.judge.values(self.span, trial.computes, self.right)[last]
+            array = self.judge.values(self.span, hypothesis.computes, self.right)[last]
             return array if array.shape == self.value.shape else None
         return None
 
-    def explained(self, array: Array, trial: Trial) -> Explanation:
+    def explained(self, array: Array, hypothesis: Hypothesis) -> Explanation:
         """A mistake explains little unless a tenth is left. Of coarse types the numbers fall to other sides of their steps."""
-        cause = trial.cause
+        cause = hypothesis
         if cause.fault and relative_error(array, self.value) < self.least:
             return Explanation(np.inf, False)
         left = self._left(array)
         coarse = cause.kind in ("q8_0", "q4_0") and left < self.now / 20
         return Explanation(left, left <= min(self.most, self.now / 10) or coarse)
 
-    def near(self, trial: Trial) -> float:
-        left = None if self.screen is None else self.screen.left(trial.computes[self.span[-1].key], self.right)
-        return super().near(trial) if left is None else left * self.now
+    def near(self, hypothesis: Hypothesis) -> float:
+        left = None if self.screen is None else self.screen.left(hypothesis.computes[self.span[-1].key], self.right)
+        return super().near(hypothesis) if left is None else left * self.now
 
     def leaves_noise(self, array: Array) -> bool:
         site = self.span[-1]
@@ -508,13 +500,21 @@ class TensorCase(Case):
         first = next(i for i, site in enumerate(self.span) if site.key in changed)
         return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
 
-    def facts(self) -> Cause | None:
+    @property
+    def is_uneven(self) -> bool:
+        """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
+        if len(self.span) > 1 or kind_of(self.span[-1].key) in OF_SUMS or self.now <= COARSEST_SEEN**2:
+            return False
+        errors = position_errors(self.value, self.theirs)
+        return bool(errors.min() * UNEVEN**2 < errors.mean())
+
+    def facts(self) -> Hypothesis | None:
         if self.wrong is None:
             return None
         later = None if self.wrong.is_nearly_right else overwritten(self.wrong.key, self.judge.dump.tensors, list(self.judge.sites))
-        return facts_of(self.wrong) if later is None else Cause(later, "read.overwritten")
+        return facts_of(self.wrong) if later is None else Hypothesis(later, "read.overwritten")
 
-    def readings(self) -> Cause | None:
+    def readings(self) -> Hypothesis | None:
         return None if self.wrong is None else cause_of(self.wrong)
 
     def within(self, part: Part) -> "TensorCase":

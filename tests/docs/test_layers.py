@@ -5,6 +5,7 @@ import ast
 import io
 import re
 import tokenize
+from graphlib import TopologicalSorter
 
 import pages
 import pytest
@@ -73,6 +74,17 @@ def test_the_package_has_few_entries():
 
 def test_no_import_goes_up():
     assert [pair for module, path in MODULES.items() for pair in upward(module, path.read_text("utf-8"))] == []
+
+
+def test_the_judge_has_no_circles():
+    """Between its folders, and its files outside of them; modules of one folder may import each other."""
+    reads: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if module.startswith("bitnet_np.judge."):
+            others = {other.split(".")[2] for other in imported(module, path.read_text("utf-8")) if other.startswith("bitnet_np.judge.")}
+            reads.setdefault(module.split(".")[2], set()).update(others - {module.split(".")[2]})
+    assert len(reads) > 20
+    TopologicalSorter(reads).prepare()  # raises CycleError, which names one
 
 
 @pytest.mark.parametrize("name", ROOMS)

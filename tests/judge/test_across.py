@@ -10,10 +10,10 @@ from models import random_model
 from bitnet_np import check, spec
 from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.evidence import nearest_number
 from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.mistakes import search
-from bitnet_np.judge.mistakes.names import HIDDEN
-from bitnet_np.judge.mistakes.search import nearest_number
+from bitnet_np.judge.mistakes.catalogue import HIDDEN
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import widen
 from bitnet_np.traces.points import Key

@@ -9,7 +9,7 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
 import bitnet_np as bn
 from bitnet_np.base.errors import FileFormatError, OptionError, ShapeError, TokenRangeError
-from bitnet_np.judge.report.detail import Details
+from bitnet_np.judge.detail import Details
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key

@@ -6,9 +6,9 @@ from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 from bitnet_np import check
 from bitnet_np.judge.bounds import position_errors
+from bitnet_np.judge.detail import MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.measures import FLIPS_LIMIT, position_nmse
-from bitnet_np.judge.report.detail import MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
 from bitnet_np.traces.points import Key

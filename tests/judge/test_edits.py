@@ -12,6 +12,7 @@ from models import random_model
 from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.edits.edited import edits_of
 from bitnet_np.judge.law import products
 from bitnet_np.judge.law.expression import value_of
 from bitnet_np.judge.law.formats import NARROW
@@ -20,7 +21,6 @@ from bitnet_np.judge.law.graph import TOKENS, operations
 from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.law.products import linear_of
 from bitnet_np.judge.law.roundings import to_bfloat16
-from bitnet_np.judge.mistakes.mistake import edits_of
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
 from bitnet_np.traces.points import FIELDS, Key
@@ -274,3 +274,72 @@ def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(operand
     assert report.verdict is Verdict.NARROW, report.reason
     assert "operands of products are rounded to" in report.reason
     assert ("cache of q8_0" in report.reason) == (in_cache == "q8_0")
+
+
+# --- abilities of any layer, heads and tensor -------------------------------------------------------------------------------------------
+
+
+def attended(model, q, k, v, weights_of):
+    """Attention's outputs [T, H * K] by weights_of(scores, visible), both [H, T, T]."""
+    c = model.config
+    q, k, v = (x.reshape(T, -1, c.head_dim) for x in (q, k, v))
+    scores = np.einsum("thk,shk->hts", q, spec.by_query_head(k, c.heads)) * c.head_dim**-0.5
+    return np.einsum("hts,shk->thk", weights_of(scores, np.tri(T, dtype=bool)), spec.by_query_head(v, c.heads)).reshape(T, -1)
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 99), st.floats(0.5, 4), st.sampled_from([(2, 1), (4, 2), (3, 3)]))
+def test_a_mask_that_comes_before_the_cap_of_scores_is_named(seed, cap, heads):
+    """What is not seen has then a score of minus the cap, and some weight."""
+    shape = SMALL | {"heads": heads[0], "kv_heads": heads[1], "head_dim": 16}
+    model = random_model(seed, family="gemma2", attention_scale=0.25, **shape)
+    model = replace(model, config=replace(model.config, score_cap=cap, window=None, window_layers=None))
+
+    def capped_behind_the_mask(scores, visible):
+        return spec.softmax(np.where(visible, cap * np.tanh(scores / cap), -cap))
+
+    said = planted(model, "kqv_out", lambda q, k, v: attended(model, q, k, v, capped_behind_the_mask))
+    assert said == "the mask comes before the scores' capping"
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 99))
+def test_queries_and_keys_rotated_in_a_layer_without_rotation_are_named(seed):
+    model = random_model(seed, family="smollm3", **SMALL | {"n_layers": 4})
+    model = replace(model, config=replace(model.config, rope_layers=(0, 2, 3)))
+    angles = spec.angles(np.arange(T), model.config.rope_base, model.config.rope_pairs)
+
+    def turned(x):
+        return spec.rotate(x.reshape(T, -1, model.config.head_dim), angles, model.config.rope).reshape(T, -1)
+
+    def weights(scores, visible):
+        return spec.softmax(np.where(visible, scores, -np.inf))
+
+    said = planted(model, "kqv_out", lambda q, k, v: attended(model, turned(q), turned(k), v, weights))
+    assert said == "queries and keys are rotated, as in other layers"
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 99), st.sampled_from(["ffn_gate", "ffn_up", "ffn_down"]), st.floats(1.5, 9), st.sampled_from([1, 2, 4, 8, 16]))
+def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile):
+    """In the product of every expert: its scale that is missing, and a last tile that runs into the next token and the next row."""
+    model = random_model(seed, family="qwen3moe", **SMALL | {"ffn": 32, "experts": 5, "experts_used": 2})
+    layers = [
+        replace(layer, experts=tuple(replace(e, **{field: replace(getattr(e, field), scale=np.float32(scale))}) for e in layer.experts))
+        for layer in model.layers
+    ]
+    model, name = replace(model, layers=tuple(layers)), f"ffn_moe_{field[4:]}"
+    right = recorded(model, IDS)[Key(name, 1)].astype(np.float64)
+    assert planted(model, name, lambda x, chosen: right.reshape(T, -1) / scale) == "the weight scale is missing"
+
+    def run_over(x, chosen):
+        flat = chosen.astype(int).ravel()
+        rows, out = x.reshape(-1, x.size // T // (len(flat) // T if field == "ffn_down" else 1)), right.reshape(len(flat), -1).copy()
+        for e, expert in enumerate(model.layers[1].experts):
+            linear, slots = getattr(expert, field), np.flatnonzero(flat == e)
+            following = np.append(rows[slots // (len(flat) // len(rows))][1:], 0 * rows[:1], axis=0)  # the next token of this expert
+            matrix = products.rows_of(linear.weights, np.minimum(np.arange(linear.shape[0]) + 1, linear.shape[0] - 1))
+            out[slots] += scale * following[: len(slots), :tile] @ matrix[:, :tile].T
+        return out.reshape(T, -1)
+
+    assert planted(model, name, run_over) == f"sums run {tile} inputs over the end of rows, into the next ones"

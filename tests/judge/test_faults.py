@@ -11,9 +11,9 @@ from engine_runs import DEEP, DEEP_TOKENS, deep_model
 from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.dump import judge_trace
+from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.law import graph
 from bitnet_np.judge.law.precision import FLOAT32
-from bitnet_np.judge.mistakes.mistake import Cause
 from bitnet_np.judge.report.report import closer_rows, closer_summary
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -25,7 +25,7 @@ from scripts import mutations
 @pytest.fixture
 def unexplained(monkeypatch):
     """What is wrong is blamed and not explained, which would take seconds."""
-    monkeypatch.setattr(judging.Search, "named", lambda self, case, every: Cause("known", "known"))
+    monkeypatch.setattr(judging.Search, "named", lambda self, case, every: Hypothesis("known", "known"))
 
 
 DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validation.md", "fault")}

@@ -13,9 +13,9 @@ from browser import document, needs_browser
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
 
 import bitnet_np as bn
+from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import compare_traces
 from bitnet_np.judge.measures import Judgement
-from bitnet_np.judge.report.detail import Details
 from bitnet_np.judge.report.html import MISTAKES, page
 from bitnet_np.judge.report.report import SYMBOLS, OperationVerdict, Report, heat_map, next_step
 from bitnet_np.judge.verdict import Verdict

@@ -16,7 +16,7 @@ from bitnet_np.judge.law.graph import TOKENS
 from bitnet_np.judge.law.precision import Precision
 from bitnet_np.judge.logits_alone import _explains, _FirstLook, judge_logits
 from bitnet_np.judge.measures import judge, position_nmse
-from bitnet_np.judge.mistakes.catalogue import sites, trials
+from bitnet_np.judge.mistakes.hypotheses import hypotheses, sites
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant, scaled, variant_logits
@@ -196,8 +196,8 @@ def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
 def test_of_a_common_factor_only_the_last_operations_are_asked(monkeypatch):
     """Each mistake of a layer takes a run, and the norm behind the layers forgets their factors."""
     asked = set()
-    trials = logits_alone.trials
-    monkeypatch.setattr(logits_alone, "trials", lambda span, **more: asked.update(site.key.name for site in span) or trials(span, **more))
+    every = logits_alone.hypotheses
+    monkeypatch.setattr(logits_alone, "hypotheses", lambda span, **more: asked.update(o.key.name for o in span) or every(span, **more))
     model, ids = random_model(0, family="llama", **SMALL), [1, 5, 2, 7, 3]
     right = forward_full(model, [ids])[0]
     assert check(model, ids, {"logits": 1.05 * right}).reason.startswith("everything is 1.05 times what it should be")
@@ -230,7 +230,7 @@ def test_an_interrupt_ends_the_search_and_keeps_the_verdict_where_that_is_asked_
 def test_a_first_look_refuses_most_mistakes_and_not_the_one_that_was_made():
     """Many at once at the first wrong positions; but those that depend on later tokens, or have a number, are tried at all."""
     base, ids = Variant("ours", LLAMA, EXACT), IDS
-    every = [trial for trial in trials(sites(LLAMA, EXACT, len(ids)), single=True) if trial.cause.fault]
+    every = [trial for trial in hypotheses(sites(LLAMA, EXACT, len(ids)), single=True) if trial.fault]
     right = {TOKENS: ids}
     own = base.run(ids[None], lambda name, n, x: right.update({Key(name, n): x.reshape(len(x), -1).copy()}))[0]
 
@@ -238,7 +238,7 @@ def test_a_first_look_refuses_most_mistakes_and_not_the_one_that_was_made():
         return variant.run(np.tile(ids[:length], (count, 1)))
 
     for said in ("the norm's weight is missing", "the score scale is missing", "the mask is missing: tokens see the future"):
-        made = next(trial for trial in every if said in trial.cause.text)
+        made = next(trial for trial in every if said in trial.text)
         theirs = made.variant(base, ids).run(ids[None])[0]
         away = position_nmse(own, theirs)
         look = _FirstLook(base, run, right, own, theirs, away, np.flatnonzero(away >= away.mean() / 2)[:3])

@@ -15,8 +15,8 @@ from bitnet_np.engine.dialects import EXACT
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.formats import NARROW
 from bitnet_np.judge.measures import judge
-from bitnet_np.judge.mistakes.catalogue import in_engine, sites, trials
-from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.hypotheses import hypotheses, in_engine, sites
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.families import ARCHITECTURES
@@ -50,9 +50,9 @@ def test_ids_are_told_apart():
 def test_every_entry_is_tried_somewhere_with_its_numbers():
     """In whole engines; test_planted.py plants each in a tensor."""
     engines = [trial for model in models() for trial in in_engine(Variant("ours", model, EXACT))]
-    assert {mistake.id for mistake in CATALOGUE if mistake.is_of_engines} == {trial.cause.id for trial in engines}
+    assert {mistake.id for mistake in CATALOGUE if mistake.is_of_engines} == {trial.id for trial in engines}
     assert all(mistake.at or mistake.is_of_engines for mistake in CATALOGUE)
-    assert not any("{" in trial.cause.text for trial in engines)
+    assert not any("{" in trial.text for trial in engines)
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def assert_mistakes_name_themselves(model, texts=None):
     base, ids = Variant("ours", model, EXACT), TOKENS_OF_300
     mine, judge_theirs = logits_of(base, ids), judge_by(base, ids)
     every = list(in_engine(base))
-    mistakes = {trial.cause.text: trial.variant(base) for trial in every}
+    mistakes = {trial.text: trial.variant(base) for trial in every}
     assert len(mistakes) == len(every)
     changed = 0
     for text in texts or [*mistakes][::3]:
@@ -106,9 +106,9 @@ WITHIN_ROUNDING = {("qwen3", "norm.epsilon_outside"), ("gemma3", "norm.epsilon_o
 @cache
 def own_mistakes():
     """By family, the mistakes that no family before it can make, one of each id."""
-    known, own = {trial.cause.text for trial in in_engine(Variant("", random_model(3, **SMALL), EXACT))}, {}
+    known, own = {trial.text for trial in in_engine(Variant("", random_model(3, **SMALL), EXACT))}, {}
     for family, more in FAMILY.items():
-        every = [trial.cause for trial in in_engine(Variant("", random_model(3, family=family, **SMALL, **more), EXACT))]
+        every = list(in_engine(Variant("", random_model(3, family=family, **SMALL, **more), EXACT)))
         new = [cause for cause in every if cause.text not in known and (family, cause.id) not in WITHIN_ROUNDING]
         own[family] = {cause.id: cause.text for cause in new}
         known.update(cause.text for cause in every)
@@ -163,7 +163,7 @@ def test_a_mistake_may_be_in_the_norms_of_all_heads():
     """Queries' and keys' heads share a function. What is in these norms alone is not called one of every norm."""
     model = random_model(1, family="qwen3", **SHAPE)
     some = [mistake for mistake in CATALOGUE if mistake.id in ("norm.missing", "norm.after_rope")]
-    tried = {trial.cause.text: {key.name for key in trial.computes} for trial in trials(sites(model, EXACT), False, some)}
+    tried = {trial.text: {key.name for key in trial.computes} for trial in hypotheses(sites(model, EXACT), False, some)}
     missing = "the norm is missing: its input comes out unchanged"
     of_heads, rotations = {"Qcur_normed", "Kcur_normed"}, {"Qcur_rope", "Kcur_rope"}
     assert tried[f"at Qcur_normed, Kcur_normed of every layer: {missing}"] == of_heads

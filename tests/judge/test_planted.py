@@ -20,8 +20,7 @@ from bitnet_np.engine.dialects import BITNET_CPP
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.graph import TOKENS, Operation, operations
 from bitnet_np.judge.law.precision import FLOAT32
-from bitnet_np.judge.mistakes.catalogue import at_operation
-from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation
 from bitnet_np.judge.mistakes.search import fitted
 from bitnet_np.model.records import Yarn
 from bitnet_np.traces.points import Key
@@ -93,9 +92,9 @@ class Planter:
 
     def attempts(self, operation):
         """Yields all mistakes that an operation can make, with what it puts out then."""
-        for _, trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
+        for trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
             for one in map(trial.with_number, NUMBERS) if trial.grid else (trial,):
-                yield one.cause, one.computes[operation.key]
+                yield one, one.computes[operation.key]
         value = self.values[operation.key]
         for cause, array in fitted(value, value):
             yield cause, lambda values, array=array: array

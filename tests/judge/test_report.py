@@ -11,9 +11,9 @@ from dumps import FAULTS, MODEL, TOKENS, trace
 
 from bitnet_np import check
 from bitnet_np.base.errors import OptionError, WrongError
+from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.measures import Judgement
-from bitnet_np.judge.report.detail import Details
 from bitnet_np.judge.report.pictures import check_plot, plot
 from bitnet_np.judge.report.report import LEGEND, OperationVerdict, Report, heat_map, next_step, table_rows
 from bitnet_np.judge.verdict import Verdict

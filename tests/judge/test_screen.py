@@ -12,8 +12,7 @@ from bitnet_np.judge import parts
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.graph import LOGITS, TOKENS, operations
 from bitnet_np.judge.law.precision import FLOAT32
-from bitnet_np.judge.mistakes.catalogue import at_operation
-from bitnet_np.judge.mistakes.names import CATALOGUE, HIDDEN
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation
 from bitnet_np.model import packing
 from bitnet_np.traces.points import FIELDS
 
@@ -32,7 +31,7 @@ def edits_of(model, values):
     """Yields each edit of a product of the second layer and of the head, with its result."""
     for operation in operations(model, EXACT):
         if operation.key.name in PRODUCTS and operation.key.layer in (None, 1):
-            for _, trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
+            for trial in at_operation(replace(operation, length=len(IDS)), (*CATALOGUE, *HIDDEN)):
                 one = trial.with_number(2.5) if trial.grid else trial
                 compute = one.computes[operation.key]
                 try:
@@ -55,7 +54,7 @@ def test_some_outputs_are_those_of_the_whole_result(name):
     for operation, attempt, compute, whole in edits_of(model, values):
         if whole.shape != values[operation.key].shape or not np.isfinite(whole).all():
             continue
-        np.testing.assert_allclose(compute.at(columns, values), whole[:, columns], 1e-6, 1e-9, err_msg=attempt.cause.text)
+        np.testing.assert_allclose(compute.at(columns, values), whole[:, columns], 1e-6, 1e-9, err_msg=attempt.text)
         count += 1
     assert count > 1000
 
@@ -74,7 +73,7 @@ def test_the_same_is_said_as_without_a_screen(monkeypatch):
             monkeypatch.setattr(parts, "_LARGE", large)
             report = judge_trace(model, trace(dump), IDS, precision=FLOAT32)
             texts.append(next(o.hypothesis for o in report.operations if o.key == operation.key))
-        assert texts[0] == texts[1], attempt.cause.text
+        assert texts[0] == texts[1], attempt.text
         said += texts[0] is not None
     assert said > 6
 

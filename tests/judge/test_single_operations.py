@@ -7,7 +7,8 @@ import pytest
 from dumps import LOGITS, only, recorded, trace
 
 from bitnet_np import EXACT, check, forward_full
-from bitnet_np.judge.mistakes.catalogue import at_operation, sites
+from bitnet_np.judge.mistakes.catalogue import at_operation
+from bitnet_np.judge.mistakes.hypotheses import sites
 from bitnet_np.judge.variant import Variant, variant_logits, with_computed
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -22,7 +23,7 @@ ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(2)
 
 def engine_with(mistake, *keys):
     """Our engine with a known mistake, by its id, in some operations."""
-    computes = {key: next(trial.computes[key] for _, trial in at_operation(GRAPH[key]) if trial.cause.id == mistake) for key in keys}
+    computes = {key: next(trial.computes[key] for trial in at_operation(GRAPH[key]) if trial.id == mistake) for key in keys}
     return with_computed(BASE, mistake, computes, IDS)
 
 
@@ -86,7 +87,7 @@ def test_another_prompt_is_named_by_logits_alone(prompt, says):
 
 def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     text = "weights are rounded to bfloat16"
-    computes = {key: trial.computes[key] for key, o in GRAPH.items() for _, trial in at_operation(o) if trial.cause.text == text}
+    computes = {key: trial.computes[key] for key, o in GRAPH.items() for trial in at_operation(o) if trial.text == text}
     report = judged(with_computed(BASE, text, computes, IDS))
     assert report.verdict == Verdict.NARROW
     assert text in report.reason

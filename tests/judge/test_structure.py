@@ -18,7 +18,7 @@ from bitnet_np.contract.blocks import weights_as
 from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.readings.structure import Numbers, loose_structure, rank, structure
-from bitnet_np.judge.readings.wrong import moves_in_words
+from bitnet_np.judge.words import moves_in_words
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 

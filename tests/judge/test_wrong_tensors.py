@@ -39,8 +39,9 @@ from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.law.roundings import to_bfloat16, to_digits
 from bitnet_np.judge.readings import elements
-from bitnet_np.judge.readings.wrong import Wrong, instead, places_of, runs
+from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.judge.words import instead, places_of, runs
 from bitnet_np.model import packing
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import TOP_EXPERTS, Key

@@ -5,7 +5,7 @@ from spec_faults import model, ours, tokens
 
 from bitnet_np import EXACT
 from bitnet_np.judge.logits_alone import judge_logits
-from bitnet_np.judge.mistakes.catalogue import in_engine
+from bitnet_np.judge.mistakes.hypotheses import in_engine
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.testing.models import random_model
 

@@ -9,8 +9,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 SAID = set[str]()  # filled by tests/judge/conftest.py
-READINGS = ("readings/*.py",)
-MISTAKES = ("mistakes/*.py", *(f"edits/{name}.py" for name in ("blocks", "caches", "orders", "quantisers", "weights")))
+READINGS = ("readings/*.py", "words.py")
+MISTAKES = ("mistakes/*.py", *(f"edits/{name}.py" for name in ("blocks", "caches", "quantisers", "weights")))
 
 
 def never_said(said: Iterable[str]) -> list[str]:

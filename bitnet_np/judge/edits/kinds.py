@@ -7,7 +7,6 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
@@ -52,8 +51,8 @@ def _of_nodes(change: Callable[[Operation, Node, list[Node]], Iterator[tuple]]) 
         every = [(node, *edit) for node, readers in nodes(tree) for edit in change(place, node, readers)]
         count = Counter(words for _, words, *_ in every)
         for node, words, new, *grid in every:
-            said = words if count[words] == 1 else f"{words}, in {node.noun}"
-            yield said, partial(_at_number, tree, node, new) if grid else replaced(tree, node, new), *grid
+            new_tree = partial(_at_number, tree, node, new) if grid else replaced(tree, node, new)
+            yield words if count[words] == 1 else f"{words}, in {node.noun}", new_tree, *grid
 
     return edits
 
@@ -64,21 +63,21 @@ def _in_experts(kind: Kind) -> Kind:
     @wraps(kind)
     def edits(place: Operation, tree: Node) -> Iterator[tuple]:
         yield from kind(place, tree)
-        one = of_one_expert(place, tree)
-        for words, _ in kind(place, one) if one is not None else ():
-            yield words, of_experts_edited(place, tree, partial(_edited, kind, place, words))
+        if (one := of_one_expert(place, tree)) is not None:
+            for words, _ in kind(place, one):
+                again = lambda product, words=words: dict(kind(place, product))[words]  # noqa: E731
+                yield words, of_experts_edited(place, tree, again)
 
     return edits
 
 
-def _edited(kind: Kind, place: Operation, words: str, tree: Node) -> Node:
-    """The edit of a kind with these words."""
-    new: Node = dict(kind(place, tree))[words]
-    return new
-
-
 def _at_number(tree: Node, node: Node, of: Callable[[Node], Node], number: float) -> Node:
     return replaced(tree, node, of(constant("the number", number)))
+
+
+def _operands_of(node: Node) -> list[tuple[int, Node]]:
+    """The operands of a step of two, numbered; none of others."""
+    return [*enumerate(node.inputs)] * (node.kind in _BINARY)
 
 
 def _is(noun: str) -> str:
@@ -113,7 +112,7 @@ def steps(place: Operation, node: Node, readers: list[Node]) -> Edits:
     if node.kind == "rounded":
         yield f"the rounding of {node.noun} is left out", node.inputs[0]
     other, says = _OPPOSITE.get(node.kind, ("", ""))
-    for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
+    for i, operand in _operands_of(node):
         rest = (*node.inputs[:i], *node.inputs[i + 1 :])
         without = rest[0] if len(rest) == 1 else node.over(*rest)
         if i or (node.kind in ("sum", "product") and any(map(tensors, rest))):
@@ -273,7 +272,7 @@ def other_operand(place: Operation, tree: Node) -> Edits:
 
     def change(place: Operation, node: Node, readers: list[Node]) -> Edits:
         earlier = [step for step in steps if step not in node.inputs and all(below is not node for below, _ in nodes(step))]
-        for i, operand in enumerate(node.inputs) if node.kind in _BINARY else ():
+        for i, operand in _operands_of(node):
             for step in earlier:
                 if step.noun != operand.noun:
                     yield f"{step.noun} instead of {operand.noun}", node.over(*node.inputs[:i], step, *node.inputs[i + 1 :])
@@ -284,7 +283,9 @@ def other_operand(place: Operation, tree: Node) -> Edits:
 @_of_nodes
 def other_tensor(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Another tensor of its shape in the place of one, or added to it: a layer's input, what a norm read, what the layer before gave."""
-    for key in _beside(place, node.what) if node.kind == "tensor" else ():
+    if node.kind != "tensor":
+        return
+    for key in _beside(place, node.what):
         noun = node.noun.rstrip(",")
         yield f"{_near(key, place)} is read instead of {noun}", tensor(key)
         yield f"{_near(key, place)} is added to {noun}", Node("sum", (node, tensor(key)), node.noun)
@@ -331,9 +332,9 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
     for other, value in others:
         if value is not None and np.shape(value) == shape:
             yield f"{node.noun} of {other} is used", constant(node.noun, value)
-    for other, linear in _linears(place) if not readers and place.layer is not None and name in FIELDS else ():
-        if linear.shape == place.linear.shape:
-            yield f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear)
+    if not readers and place.layer is not None and name in FIELDS:
+        alike = [(other, linear) for other, linear in _linears(place) if linear.shape == place.linear.shape]
+        yield from ((f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in alike)
 
 
 def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
@@ -436,8 +437,8 @@ def _of_matrices(changes: Callable[[Operation], weights.Changes], nouns: tuple[s
 
     @wraps(changes)
     def change(place: Operation, node: Node, readers: list[Node]) -> Edits:
-        for words, of in changes(place) if node.kind == "constant" and node.noun in nouns else ():
-            yield words, constant(node.noun, of(node.value))
+        if node.kind == "constant" and node.noun in nouns:
+            yield from ((words, constant(node.noun, of(node.value))) for words, of in changes(place))
 
     return _of_nodes(change)
 
@@ -450,7 +451,8 @@ _of_tables = partial(_of_matrices, nouns=_TABLES)
 
 def groups(place: Operation, tree: Node) -> Edits:
     """Key-value heads that all query heads read by another rule."""
-    if all(node.kind != "grouped" for node, _ in nodes(tree)):
+    grouped = [node for node, _ in nodes(tree) if node.kind == "grouped"]
+    if not grouped:
         return
     heads, count = np.arange(place.config.heads), place.config.kv_heads
     own = heads // (place.config.heads // count)
@@ -461,12 +463,8 @@ def groups(place: Operation, tree: Node) -> Edits:
         ("are all the first one", 0 * own),
     )
     for words, source in rules:
-        yield f"key-value heads {words}", mapped(tree, partial(_grouped, source))
-
-
-def _grouped(source: NDArray, node: Node) -> Node:
-    """Keys and values by the key-value head of each query head."""
-    return Node("opaque", node.inputs, node.noun, lambda kv: kv[:, source]) if node.kind == "grouped" else node
+        by_head = {node: Node("opaque", node.inputs, node.noun, partial(np.take, indices=source, axis=1)) for node in grouped}
+        yield f"key-value heads {words}", with_nodes(tree, by_head)
 
 
 @_of_nodes
@@ -477,7 +475,9 @@ def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
         unmasked, cut = with_nodes(node, {masked: masked.inputs[0]}), partial(functions.FUNCTIONS["mask"], what=masked.what)
         late = changed(unmasked, lambda p: np.where(np.isfinite(cut(p)), p, 0))
         yield "the mask comes after the softmax: weights of what is seen do not add up to 1", late
-    for words in functions.MASKS if node.kind == "mask" else ():
+    if node.kind != "mask":
+        return
+    for words in functions.MASKS:
         least = 2 if "those before" in words else 1  # the first token alone is no chunk
         for n in [n for n in place.borders if n >= least] if "{" in words else (0,):
             yield words.format(n=n), replace(node, what=(node.what[0], words, n))
@@ -526,8 +526,8 @@ _LATER: dict[str, Rule] = {
 @_of_nodes
 def positions(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Other tokens than those of the text, or other positions of them."""
-    for shift in (1, -1, 2, 3, -2, -3) if node.what == TOKENS else ():
-        yield f"token ids are off by {shift}", changed(node, partial(np.add, shift))
+    if node.what == TOKENS:
+        yield from ((f"token ids are off by {shift}", changed(node, partial(np.add, shift))) for shift in (1, -1, 2, 3, -2, -3))
     if node.kind != "positions":
         return
     yield "the last token is one position too far: it was fed twice", changed(node, lambda t: t + (t == len(t) - 1))
@@ -622,10 +622,11 @@ def _rounded(node: Node, kind: str) -> Node:
 
 def narrow_inputs(place: Operation, tree: Node) -> Edits:
     """The input of a product in fewer bits, as one function gives it to all of them."""
-    for node in tensors(tree) if place.key.name in FIELDS else ():
-        for words, narrow in weights.in_fewer_bits(place.linear.shape[1]):
-            if "scale" in words or "Q8_0" in words:
-                yield f"the input is {words}", replaced(tree, node, changed(node, narrow))
+    if place.key.name not in FIELDS:
+        return
+    types = [(words, narrow) for words, narrow in weights.in_fewer_bits(place.linear.shape[1]) if "scale" in words or "Q8_0" in words]
+    for node in tensors(tree):
+        yield from ((f"the input is {words}", replaced(tree, node, changed(node, narrow))) for words, narrow in types)
 
 
 def narrow_weights(place: Operation, tree: Node) -> Edits:
@@ -697,8 +698,10 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Sought:
         yield f"{_is(noun)} {{number}} times what is right", partial(_step, "product", node), _RELATIVE
     if node.kind in _VALUES and node.kind != "outer":
         yield f"{{number}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
-    for kind, words in (("clipped", "beyond"), ("clipped above", "above")) if is_value else ():
-        yield f"{_is(node.noun if readers else 'the result')} clipped {words} {{number}}", partial(_step, kind, node), _LIMITS
+    if is_value:
+        clipped = f"{_is(node.noun if readers else 'the result')} clipped"
+        yield f"{clipped} beyond {{number}}", partial(_step, "clipped", node), _LIMITS
+        yield f"{clipped} above {{number}}", partial(_step, "clipped above", node), _LIMITS
 
 
 _IN_ORDER: tuple[Kind, ...] = (
@@ -716,8 +719,3 @@ SHARED = ("narrow_weights", "narrow_inputs", "reordered")
 """Kinds that are tried in all operations at once, which share a function."""
 LOCAL = ("values",)
 """Kinds that are in one tensor, whose number is not sought in several at once."""
-
-
-def described(kind: str) -> str:
-    """A kind of edits, in one sentence."""
-    return (KINDS[kind].__doc__ or "").strip().removesuffix(".")

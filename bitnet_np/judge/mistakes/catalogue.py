@@ -1,182 +1,234 @@
-"""How known mistakes are tried: at one operation, at several at once, in a whole engine."""
+"""The table of known mistakes: edits of the definition that have names, engines, and all other edits by their kind.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+The list comes from defects that engines have had: their issue trackers, and what their authors ask an oracle to find. Traces, logits alone,
+the table in docs/mistakes.md and scripts/mutations.py read it from here.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...base.errors import listed
-from ...engine.dialects import DIALECTS, Dialect
-from ...model.records import Model
-from ...traces.points import SCORES, TOP_EXPERTS, Key
+from ...traces.points import FIELDS, LAYER_NAMES, MAY_BE_QUANTIZED, TOP_EXPERTS
 from ..edits import kinds
-from ..law.graph import EMBEDDING, Operation, operations
-from ..readings.wrong import digits
-from ..variant import Variant, with_computed
-from .engines import in_another
-from .mistake import Cause, Edited, Mistake
-from .names import CATALOGUE, QUANTISING, ROLES, SHARED
+from ..edits.kinds import NORMING, ROPE
+from ..edits.quantisers import QUANTISERS
+from ..hypothesis import Hypothesis
+from ..law.graph import EMBEDDING, HEAD_NORMS, LOGITS, NORM, OF_EXPERTS, POOLED, POSITIONS, SCALED, Operation
+from . import engines
+from .mistake import Mistake
 
-Computes = Mapping[Key, Callable[..., Any]]
-"""Operations that are computed otherwise: a Compute each, or what gives one for a number that is sought."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A mistake at one operation, at several at once, or in a whole engine."""
-
-    cause: Cause
-    computes: Computes = field(default_factory=dict, repr=False)
-    grid: Sequence[float] = ()  # numbers between which its own is sought, with a brace for it in the text
-    everywhere: bool = True  # whether it is in all operations that share what can make it
-    number: float | None = None  # the number that it was tried with, if that is sought
-    engine: Variant | None = None  # the engine that makes it by itself
-
-    def with_number(self, number: float) -> "Trial":
-        """The mistake with its number."""
-        named = replace(self.cause, text=self.cause.text.format(number=digits(number)))
-        computes = {key: compute(number) for key, compute in self.computes.items()}
-        return replace(self, cause=named, computes=computes, grid=(), number=number)
-
-    def variant(self, base: Variant, ids: NDArray[np.int64] | None = None) -> Variant:
-        """An engine with it, that is ours otherwise. ids: see with_computed."""
-        return with_computed(self.engine or base, self.cause.text, self.computes, ids) if self.computes else self.engine or base
+_OF_LAYERS = tuple(name for name in LAYER_NAMES if name != TOP_EXPERTS)  # whose numbers no edit gives
+_EVERY = (EMBEDDING.name, POSITIONS.name, SCALED.name, *_OF_LAYERS, *(f"{name}_in" for name in FIELDS), NORM.name, LOGITS.name)
+_HEAD, _ATTENTION, _SUMS = (LOGITS.name,), ("kqv_out",), ("ffn_inp", "l_out")
+SHARED = {"every norm": NORMING, "RoPE": ROPE}
+"""Functions that operations of several names share."""
+_INPUTS = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")
+_NORMS_OF_BRANCHES = ("attn_norm", "ffn_norm"), ("attn_post_norm", "ffn_post_norm")
+ROLES = (*_INPUTS, sum(_INPUTS, ()), ("Qcur", "Kcur"), ("attn_o_out", "ffn_down"), tuple(HEAD_NORMS), *_NORMS_OF_BRANCHES)
+"""Products that one function may compute: those of one input, which a fused matrix gives, all that are split by their outputs between
+ranks, and those that are split by their inputs. Norms of queries' and keys' heads, before both branches, and behind both."""
 
 
-def at_operation(site: Operation, mistakes: Sequence[Mistake] = CATALOGUE) -> Iterator[tuple[Mistake, Trial]]:
+def _named(rows: dict[str, str], at: tuple[str, ...] = (*_EVERY, POOLED.name), **common: Any) -> Iterator[Mistake]:
+    """Edits with names: id -> edit. common: see Mistake."""
+    for id, edit in rows.items():
+        yield Mistake(id, "", at, edit, **common)
+
+
+def _dialect(name: str, at: tuple[str, ...], field: str, text: str, **how: tuple[str, str]) -> Mistake:
+    """A setting of another dialect. how: see engines.other_dialects."""
+    return Mistake(f"dialect.{name}", text, at, engine=partial(engines.other_dialects, field, how), fault=False)
+
+
+_LIKELY = {
+    "switch.logit_scale": "steps: the logit scale is not divided out",
+    "switch.embedding_scale": "steps: the embedding scale is missing",
+    "switch.residual_scale": "steps: the residual scale is missing",
+    "switch.logit_cap": "steps: the logits' capping is missing",
+    "switch.score_cap": "steps: the scores' capping is missing",
+    "switch.attention_scale": "usual_numbers: scores are multiplied by {X}",
+    "bias.missing": "steps: the bias is missing",
+    "scale.missing": "steps: the weight scale is missing",
+    "scale.inverted": "steps: the weight scale is divided by instead of multiplied",
+    "norm.weight_missing": "steps: the norm's weight is missing",
+    "norm.bias_missing": "steps: the norm's bias is missing",
+    "norm.missing": "whole: the norm is missing: its input comes out unchanged",
+    "rope.pairs": "turns: pairs are {X}",
+    "rope.missing": "whole: the rotation is missing",
+    "rope.backwards": "turns: the rotation turns the other way",
+    "rope.unscaled": "steps: the position scale is not divided out",
+    "rope.magnitude": "steps: RoPE's magnitude is missing",
+    "rope.factors": "steps: the factors of the frequencies are not divided out",
+    "rope.base": "usual_numbers: the frequency base is {X}",
+    "rope.scaled_local": "positions: positions are scaled in local layers, too",
+    "attention.unscaled": "steps: the score scale is missing",
+    "attention.divided_by_width": "steps: the score scale is applied twice",
+    "attention.no_window": "masks: the window is missing{X}",
+    "attention.heads_in_turn": "groups: key-value heads are dealt out{X}",
+    "activation.swapped": "exchanged: {u}up and {g}gate are exchanged",
+    "experts.not_normalised": "steps: the sum of the token's experts is not divided out",
+    "experts.not_softmax": "routers: {A}",
+    "experts.unweighted": "steps: the weights of experts are missing",
+    "experts.shared_ungated": "steps: the gate is missing",
+    "table.positions": "steps: the rows of positions are missing",
+    "table.output_bias": "steps: the head's bias is missing",
+}
+_NORMS = {
+    "norm.epsilon": "usual_numbers: epsilon is {X}",
+    "norm.epsilon_outside": "moved: epsilon is outside the root",
+    "norm.mean_not_subtracted": "steps: the mean is missing",
+    "norm.no_mean_no_bias": "whole: the mean is not subtracted, as in RMSNorm, and its bias is missing",
+    "norm.mean_subtracted": "centred: the mean is subtracted, as in LayerNorm",
+    "norm.width_less_one": "other_function: the sum of squares over the width less one instead of the mean square",
+}
+OF_ROWS = frozenset(_NORMS)
+"""The ids of mistakes in what a row has once: none is in some of its elements, and an operation has it in all rows."""
+OF_HEADS = frozenset(("attention.heads_in_turn", "attention.groups", "edit.groups"))
+"""The ids of mistakes in a rule for all heads: none is in some of them."""
+_ANYWHERE = {
+    "scale.other": "other_weight: the weight scale of {A} is used",
+    "codes.unshifted": "codes: codes 0, 1, 2 are read as 0, +1, +2 instead of -1, 0, +1",
+    "codes.layout": "codes: I2_S is read in the layout {layout}",
+    "weights.transposed": "order: the{X}matrix is read column by column, as if it were transposed",
+    "weights.others": "other_weight: the weights of {A} are used",
+    "input.unnormed": "other_tensor: {input} is read instead of {x}_norm",
+    "norm.other_weight": "other_weight: the norm's weight of {A} is used",
+    "norm.after_rope": "swapped: the rotation comes before the norm of heads",
+    "rope.positions": "positions: positions are too {x} by 1",
+    "rope.fed_twice": "positions: the last token is one position too far{X}",
+    "attention.mask": "masks: {W}",
+    "attention.groups": "groups: {W}",
+    "attention.transposed": "order: heads and their elements are transposed",
+    "attention.unrotated": "exchanged: queries and keys are not rotated",
+    "attention.keys_values_swapped": "exchanged: Vcur and Kcur{x} are exchanged",
+    "attention.last_only": "masks: only the last {n} tokens are seen, {X}",
+    "layers.skipped": "whole: the layer is skipped{X}",
+    "head.unnormed": "other_tensor: l_out of layer {n} is read instead of result_norm",
+    "layers.last_skipped": "other_tensor: l_out of layer {n} is read instead of l_out",
+    "embedding.scaled": "whole: embeddings are scaled by the root of the width",
+}
+_RESIDUALS = {
+    "residual.missing": "steps: the residual, {h}, is missing",
+    "residual.branch_missing": "steps: {branch} is missing",
+    "residual.normed": "other_tensor: {x}_norm is read instead of the residual, {h}",
+    "residual.subtracted": "steps: the residual, {h}, is subtracted",
+    "residual.branch_subtracted": "steps: {branch} is subtracted",
+    "residual.twice": "steps: the residual, {h}, is applied twice",
+    "residual.layer_input": "other_tensor: the layer's input is read instead of the residual, {h}",
+}
+_OF_WEIGHTS = {
+    "weights.narrow": "narrow_weights: weights are rounded to {kind}",
+    "weights.narrow_blocks": "fewer_bits: weights are rounded to {kind}",
+    "weights.narrow_rows": "fewer_bits: weights are rounded to {kind} with a scale for each row",
+}
+_ROUNDINGS = {
+    "rope.narrow_angles": "rounded: the angles: rounded to {kind}",
+    "rope.narrow_turns": "rounded: sines and cosines: rounded to {kind}",
+    "activation.narrow": "rounded: the activation's input and value are rounded to {kind}, as in a table of it",
+    "activation.narrow_value": "rounded: the activation: rounded to {kind}",
+}
+_CACHES = (
+    *_named(
+        {
+            "cache.ggml": "stored: keys and values are rounded to {kind}, as in a KV cache of ggml{X}",
+            "cache.ggml_scaled": "stored: keys and values, and queries that are scaled already, are rounded to {kind}, as {X}",
+            "cache.narrow": "stored: keys and values are rounded, as a cache of {kind} does",
+            "cache.float16_scaled": "stored: {kind} roundings, of queries that are scaled already{X}",
+        },
+        fault=False,
+    ),
+    _dialect(
+        "float16",
+        _ATTENTION,
+        "in_float16",
+        "float16 roundings{how}",
+        how=(" are not there: declare the dialect exact", ": declare the dialect bitnet.cpp (--as bitnet.cpp)"),
+        kind=("", "float16"),
+    ),
+)
+CACHE_ROUNDINGS = frozenset(mistake.id for mistake in _CACHES)
+"""The ids of those that are the KV cache's type."""
+_HEADS_INPUT = {
+    "how": ("not rounded to float16: declare the dialect exact", "rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)")
+}
+_ANGLES = {"how": ("are not stepped in float32", "are stepped in float32, as ggml does")}
+_DIALECTS = (
+    _dialect("activations", tuple(FIELDS), "ggml_activations", "activations are rounded as in another dialect: declare {name}"),
+    _dialect("angles", ROPE, "stepped_angles", "angles {how}: declare the dialect {name} (--as {name})", **_ANGLES),
+    _dialect("head", _HEAD, "in_float16", "the head's input is {how}", **_HEADS_INPUT),
+)
+QUANTISING = tuple(
+    Mistake(
+        f"quantiser.{id}",
+        text,
+        (*FIELDS, *(name + part for part in ("_codes", "_scale") for name in MAY_BE_QUANTIZED)),
+        f"quantised: {text}",
+        partial(engines.quantising, quantize),
+    )
+    for id, (text, quantize) in QUANTISERS.items()
+)
+_DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
+_ENGINES = (
+    Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", ROPE, engine=engines.local_layers),
+    Mistake("attention.window_layers", "the layers with the window are one layer {how} than in the model", engine=engines.window_layers),
+    Mistake("experts.normalised", _DIVIDED, ("ffn_moe_weights",), engine=engines.normalized_experts),
+    Mistake("experts.permuted", "experts are in another order: {order}", tuple(OF_EXPERTS), engine=engines.permuted_experts),
+    Mistake("experts.count", "a token takes {taken} experts, not {right}", ("ffn_moe_out",), engine=engines.other_counts),
+    Mistake("experts.shared_missing", "the shared expert is missing", ("l_out",), engine=engines.without_shared_expert),
+    Mistake("head.tied", "the head is tied to the embedding, the file has one of its own", _HEAD, engine=engines.tied),
+    Mistake("residual.other_kind", "the feed-forward reads {read} instead of {right}", engine=engines.other_branch),
+    *(
+        Mistake(f"tokens.{id}", edit, (EMBEDDING.name,), f"positions: {edit}", partial(engines.shifted, by))
+        for id, edit, by in (("plus_1", "token ids are off by 1", 1), ("minus_1", "token ids are off by -1", -1))
+    ),
+    Mistake(
+        "tokens.first_twice",
+        "the first token is fed twice, as a BOS that is there already",
+        engine=partial(engines.fed, lambda ids: np.hstack([ids[:, :1], ids])),
+    ),
+    Mistake(
+        "tokens.prompt_twice",
+        "the cache holds the same prompt already: it was not cleared after a first run",
+        engine=partial(engines.fed, lambda ids: np.hstack([ids, ids])),
+    ),
+)
+CATALOGUE = (
+    *_DIALECTS,
+    *_named(_LIKELY, likely=True),
+    *_named({"activation.other": "other_function: {A} instead of {B}"}, ("ffn_out", "ffn_moe_swiglu"), likely=True),
+    *_named({"scale.fused": "other_weight: the weight scale of {x}cur is used"}, ("Qcur", "Kcur", "Vcur"), likely=True, local=True),
+    *_named({"scale.gated": "other_weight: the weight scale of ffn_{x} is used"}, ("ffn_gate", "ffn_up"), likely=True, local=True),
+    *QUANTISING,
+    *_named(_NORMS, NORMING, likely=True, shared=True),
+    *_ENGINES,
+    *_named(_ANYWHERE),
+    *_named(_RESIDUALS, _SUMS),
+    *_named({"head.int8": "rounded: result_norm: rounded to int8 with a scale for each row"}, _HEAD, fault=False),
+    *_named(
+        {"pooling.other_rows": "other_function: {A} instead of {B}", "pooling.unit": "whole: each position is divided{X}"}, (POOLED.name,)
+    ),
+    *_named({"input.narrow": "rounded: {x}: rounded to {kind}"}, tuple(FIELDS), fault=False),
+    *_named(_OF_WEIGHTS, (*FIELDS, *_HEAD, *OF_EXPERTS, *NORMING), fault=False),
+    *_named(_ROUNDINGS, fault=False),
+    Mistake("weights.narrow_matrices", "matrices are rounded to {kind}", _EVERY, "rounded: the{X}matrix: rounded to {kind}", fault=False),
+    *_CACHES,
+)
+"""All known mistakes. Of two that fit a tensor alike the first one stands."""
+HIDDEN = tuple(
+    Mistake(f"edit.{kind}", "", _EVERY, f"{kind}: ", fault=kind not in kinds.NARROW, shared=kind in kinds.SHARED, local=kind in kinds.LOCAL)
+    for kind in kinds.KINDS
+    if kind not in ("routers", "quantised")  # whose edits all have names
+)
+"""Each kind of edits in its own words: searched for where none of the catalogue explains a tensor, at its operation or through several."""
+
+ROWS = {mistake.id: mistake for mistake in (*CATALOGUE, *HIDDEN)}
+"""All of these by their ids."""
+
+
+def at_operation(site: Operation, mistakes: Iterable[Mistake] = CATALOGUE) -> Iterator[Hypothesis]:
     """Yields every one of some mistakes that an operation can make."""
     for mistake in mistakes:
-        if site.key.name not in mistake.at:
-            continue
-        for numbers, edit in mistake.edits(site):
-            compute = (lambda number, tree=edit.tree: Edited(site, tree(number))) if edit.grid else Edited(site, edit.tree)
-            yield mistake, Trial(mistake.cause(numbers), {site.key: compute}, edit.grid)
-        if not mistake.edit and mistake.engine is not None:
-            for numbers, engine in mistake.engine(Variant("", site.model, site.dialect)):
-                yield mistake, Trial(mistake.cause(numbers), {site.key: Edited(site, in_another(engine, site))})
-
-
-def in_engine(base: Variant) -> Iterator[Trial]:
-    """Yields whole engines with each likely mistake: those of the quantiser, also in other dialects, and then the others."""
-    yield from _engines(QUANTISING, base)
-    for dialect in (dialect for dialect in DIALECTS.values() if dialect != base.dialect):
-        yield from _engines(QUANTISING, replace(base, dialect=dialect), f", in the dialect {dialect.name}")
-    yield from _engines([mistake for mistake in CATALOGUE if mistake not in QUANTISING], base)
-    yield from trials(sites(base.model, base.dialect), False, [mistake for mistake in CATALOGUE if mistake.likely])
-
-
-def _engines(mistakes: Iterable[Mistake], base: Variant, where: str = "") -> Iterator[Trial]:
-    """Yields whole engines with each of some mistakes that are of the whole engine: another model, dialect or kernel."""
-    for mistake in mistakes:
-        for numbers, engine in mistake.engine(base) if mistake.engine is not None and mistake.fault else ():
-            cause = mistake.cause(numbers)
-            yield Trial(replace(cause, text=cause.text + where), engine=replace(engine, text=cause.text + where))
-
-
-def sites(model: Model, dialect: Dialect, length: int = 0) -> list[Operation]:
-    """All operations of a model where mistakes are tried on logits: all but those of codes. length: see Place."""
-    return [replace(o, length=length) for o in operations(model, dialect) if not o.key.name.endswith(("_codes", "_scale"))]
-
-
-def trials(
-    span: Sequence[Operation], single: bool, mistakes: Sequence[Mistake] = CATALOGUE, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Trial]:
-    """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
-
-    It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `single`, in one
-    operation of one layer. The text says where it is. stop: says when no more is wanted; of many layers even a list of them takes seconds.
-    """
-    known: dict[str, tuple[Mistake, dict[Key, Trial]]] = {}
-    for site in span:
-        if stop():
-            return
-        for mistake, trial in at_operation(site, mistakes):
-            known.setdefault(trial.cause.text, (mistake, {}))[1].setdefault(site.key, trial)
-    alone, local = [], {site.key.layer for site in span if site.key.layer is not None and site.config.window_of(site.key.layer)}
-    for mistake, at in known.values():
-        names: dict[str, list[Key]] = {}
-        for key in at:
-            names.setdefault(key.name, []).append(key)
-        of_kinds = [[key for key in keys if (key.layer in local) == is_local] for keys in names.values() for is_local in (True, False)]
-        of_kinds = [keys for keys in of_kinds if 1 < len(keys) < len(names[keys[0].name])]  # local layers, and those that see all tokens
-        groups = [] if mistake.local else _groups(list(at), not mistake.fault or mistake.id == "edit.fewer_bits")
-        if mistake.fault and not mistake.local and not any(trial.grid for trial in at.values()):  # numbers are sought in fewer
-            roles = [[key for key in at if key.name in role] for role in ROLES]
-            for some in (*roles, *of_kinds):
-                groups += [some] * (len(some) > 1 and some not in (*groups, *names.values()))
-        for i, keys in enumerate(groups if mistake.shared and groups else (*groups, *names.values())):
-            yield _at_all(at, keys, _where(keys, list(at), span[-1].key), i < max(len(groups), 1) or mistake.local)
-        if single and not mistake.shared:
-            alone += [(at, key) for keys in names.values() if len(keys) > 1 for key in keys]
-    for at, key in alone:
-        yield _at_all(at, [key], "" if key == span[-1].key else f"at {key.name} of layer {key.layer}: ", False)
-
-
-def _at_all(at: Mapping[Key, Trial], keys: Sequence[Key], where: str, everywhere: bool) -> Trial:
-    """The mistake at these operations, of those that can make it."""
-    one = at[keys[0]]
-    computes = {key: at[key].computes[key] for key in keys}
-    return replace(one, cause=replace(one.cause, text=where + one.cause.text), computes=computes, everywhere=everywhere)
-
-
-def narrowed(span: Sequence[Operation], trial: Trial) -> Iterator[Trial]:
-    """Yields a mistake with fewer bits in all operations that can have them, by one type.
-
-    Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
-    """
-    for (kind, words), computes in _in_fewer_bits(span, trial.computes, kinds.NARROW).items():
-        groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
-        for keys in groups:
-            cause = replace(trial.cause, text=f"{trial.cause.text}; and {words}")
-            yield replace(trial, cause=cause, computes={**trial.computes, **{key: computes[key] for key in keys}})
-
-
-def cached_and_rounded(span: Sequence[Operation]) -> Iterator[Trial]:
-    """Yields operations with a type of the KV cache and one of products."""
-    for (_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
-        for (_, words), computes in _in_fewer_bits(span, caches, ("rounded",)).items():
-            for keys in _groups(list(computes), narrow=True) if words.startswith(kinds.OPERANDS) else ():
-                cause = Cause(f"{words}{AND}{cache}", "edit.rounded", fault=False)
-                yield Trial(cause, {**caches, **{key: computes[key] for key in keys}})
-
-
-AND = ", and "
-"""What stands between two types of fewer bits."""
-
-
-def _in_fewer_bits(span: Sequence[Operation], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str], dict[Key, Edited]]:
-    """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
-    every: dict[tuple[str, str], dict[Key, Edited]] = {}
-    for site in (site for site in span if site.key.name != TOP_EXPERTS):
-        own = mistaken.get(site.key)
-        tree = own.tree if isinstance(own, Edited) else site.tree
-        for kind in narrow:
-            for words, edit in kinds.KINDS[kind](site, tree):
-                every.setdefault((kind, words), {})[site.key] = Edited(site, edit)
-    return every
-
-
-def _groups(keys: list[Key], narrow: bool) -> list[list[Key]]:
-    """The operations of several names that may share what they do: all; those of the layers, where the embedding and the head have code of
-    their own; of roundings also both without attention, whose kernels have their own types."""
-    groups = [keys, [key for key in keys if key.layer is not None]]
-    if narrow:
-        groups += [[key for key in keys if key != EMBEDDING]]
-        groups += [[key for key in some if key.name not in ("kqv_out", *SCORES)] for some in groups]
-    return [some for i, some in enumerate(groups) if len({key.name for key in some}) > 1 and some not in groups[:i]]
-
-
-def _where(keys: Sequence[Key], every: Sequence[Key], last: Key) -> str:
-    """The place of a mistake, to be put in front of its text. every: all operations that can make it."""
-    names, layers = list(dict.fromkeys(key.name for key in keys)), {key.layer for key in keys}
-    if list(keys) == [last]:
-        return ""
-    same = {key.layer for key in every if key.name in names}
-    of_layers = f" of layers {listed([str(n) for n in sorted(n for n in layers if n is not None)])}" if layers < same else " of every layer"
-    possible = {key.name for key in every if key.layer is not None or None in layers}
-    for noun, at in SHARED.items() if len(names) > 1 and set(names) == possible else ():
-        if set(names) <= set(at):
-            return f"in {noun}{' of the layers' * (None not in layers and any(key.layer is None for key in every))}: "
-    return f"at {listed(names)}{of_layers * (len(layers) > 1)}: "
+        if site.key.name in mistake.at:
+            yield from mistake.at_operation(site)

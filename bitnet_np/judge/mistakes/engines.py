@@ -1,6 +1,6 @@
 """Whole engines with a mistake: of another model, dialect or quantiser, or fed another prompt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,11 @@ from ..law.expression import Node, tensor
 from ..law.graph import Operation, operations
 from ..law.products import reads_codes
 from ..variant import Floats, Variant
-from .mistake import Engines
+
+Numbers = Mapping[str, Any]
+"""The values for the braces of a text."""
+
+Engines = Iterator[tuple[Numbers, Variant]]
 
 
 def in_another(engine: Variant, place: Operation) -> Node:
@@ -80,8 +84,8 @@ def _unquantised(base: Variant) -> Variant:
 def window_layers(base: Variant) -> Engines:
     """Layers with the window are others."""
     c = base.model.config
-    for how, by in (("later", 1), ("earlier", -1)) if c.window is not None and c.window_layers else ():
-        if by == 1 or c.n_layers > 2:
+    for how, by in (("later", 1), ("earlier", -1)):
+        if c.window is not None and c.window_layers and (by == 1 or c.n_layers > 2):
             names = ("window_layers", "local_layers")
             yield {"how": how}, base.with_config(**{name: tuple(sorted((n + by) % c.n_layers for n in getattr(c, name))) for name in names})
 
@@ -89,8 +93,9 @@ def window_layers(base: Variant) -> Engines:
 def local_layers(base: Variant) -> Engines:
     """Layers of one kind alone."""
     c = base.model.config
-    for which, layers in (("global", ()), ("local", tuple(range(c.n_layers)))) if c.local_layers else ():
-        yield {"which": which}, base.with_config(local_layers=layers)
+    for which, layers in (("global", ()), ("local", tuple(range(c.n_layers)))):
+        if c.local_layers:
+            yield {"which": which}, base.with_config(local_layers=layers)
 
 
 def normalized_experts(base: Variant) -> Engines:

@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
+from ..evidence import nearest_number
+from ..hypothesis import Compute, Hypothesis
 from ..law.expected import TINY
+from ..law.expression import Array
 from ..law.graph import Operation
 from ..law.noise import UNEVEN
-from ..parts import InParts, Part
+from ..parts import Part
 from ..readings.table import LOOSE
-from ..readings.wrong import digits, nearest_number
-from .catalogue import AND, Trial, cached_and_rounded, narrowed, trials
-from .mistake import Array, Cause, Compute
-from .names import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS
+from ..words import digits
+from .catalogue import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS
+from .hypotheses import AND, cached_and_rounded, hypotheses, narrowed
 
 OVERHEAD = 2 * 10**5
 """Multiply-adds that take as long as what an operation does beside them."""
@@ -64,54 +66,63 @@ class Case(ABC):
     fit: bool = True  # whether numbers are fitted to theirs
     noise: float = 0.0  # NMSE of roundings alone: what leaves no more is not given up for a fitted factor, which takes away roundings too
     level: float = 0.0  # of noise, if all that is wrong is noise, of several operations: a type of fewer bits has to make about as much
-    parts: InParts | None = None
-    nearest: tuple[float, Trial | None] = (np.inf, None)  # what leaves least, be it more than roundings leave
+    parts: Sequence[Part] = ()  # that hold all wrong numbers
+    nearest: Hypothesis | None = None  # what leaves least, be it more than roundings leave
+    tried: set[str] = field(default_factory=set)  # texts of known mistakes: what edits the same is not tried again
 
     @abstractmethod
-    def made(self, trial: Trial) -> NDArray | None:
+    def made(self, hypothesis: Hypothesis) -> NDArray | None:
         """The numbers with a mistake; None if it gives none of this shape."""
 
     @abstractmethod
-    def explained(self, array: NDArray, trial: Trial) -> Explanation:
+    def explained(self, array: NDArray, hypothesis: Hypothesis) -> Explanation:
         """What is left where a mistake gives these numbers."""
 
     @abstractmethod
     def cost(self, changed: Collection[Key]) -> float:
-        """Multiply-adds of a trial that changes these tensors."""
+        """Multiply-adds of a hypothesis that changes these tensors."""
 
-    def promising(self, every: Iterable[Trial], stop: Callable[[], bool]) -> Iterator[Trial]:
+    def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
-        yield from every
+        yield from candidates
 
     def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
         """One tensor with a mistake in its operation, and the right one; None if that cannot be known."""
         return None
 
-    def is_at_level(self, trial: Trial) -> bool:
+    def fitted(self) -> Iterator[tuple[Hypothesis, Array, Explanation]]:
+        """Yields each mistake that any operation can make, its result, and what that leaves."""
+        for hypothesis, array in fitted(self.theirs.astype(np.float64), self.value.astype(np.float64)):
+            yield hypothesis, array, self.explained(array, hypothesis)
+
+    def is_at_level(self, hypothesis: Hypothesis) -> bool:
         """Whether a type of fewer bits makes about as much noise as there is, by the first operation that has it."""
-        key, compute = next(iter(trial.computes.items()))
+        key, compute = next(iter(hypothesis.computes.items()))
         if not self.level or (pair := self.of_one(key, compute)) is None or pair[0].shape != pair[1].shape:
             return True
-        part = ((pair[0] - pair[1]) ** 2).mean() / max((pair[1] ** 2).mean(), TINY) * len(trial.computes) / len(self.span)
-        return bool((self.level / UNEVEN) ** 2 <= part <= (self.level * UNEVEN) ** 2)
+        level = ((pair[0] - pair[1]) ** 2).mean() / max((pair[1] ** 2).mean(), TINY) * len(hypothesis.computes) / len(self.span)
+        return bool((self.level / UNEVEN) ** 2 <= level <= (self.level * UNEVEN) ** 2)
 
-    def near(self, trial: Trial) -> float:
+    def near(self, hypothesis: Hypothesis) -> float:
         """What it leaves, about: by that numbers are sought."""
-        return self.explain(trial).left
+        return self.explain(hypothesis).left
 
-    def explain(self, trial: Trial, keep: bool = False) -> Explanation:
+    def explain(self, hypothesis: Hypothesis, keep: bool = False) -> Explanation:
         """What a mistake leaves. keep: whether it is kept if it comes closest, in a part too. One whose number was sought, which takes away
         other errors, is kept if it leaves little, and never for a part."""
-        array = self.made(trial)
+        self.tried.update([hypothesis.text] * keep)
+        array = self.made(hypothesis)
         if array is None:
             return Explanation(np.inf, False)
-        found = self.explained(array, trial)
+        found = self.explained(array, hypothesis)
         if keep:
-            is_sure = trial.number is None or found.left <= _LITTLE * self.now
-            if is_sure and trial.cause.fault and found.left < _LESS * self.nearest[0]:
-                self.nearest = found.left, trial
-            if trial.number is None and self.parts is not None and not _is_of_rows(trial.cause):
-                self.parts.compare(trial.cause, array, trial.cause.id in OF_HEADS)
+            is_sure = hypothesis.number is None or found.left <= _LITTLE * self.now
+            if is_sure and hypothesis.fault and found.left < (np.inf if self.nearest is None else _LESS * self.nearest.left):
+                self.nearest = replace(hypothesis, left=found.left)
+            # a rounding on purpose is made everywhere, or was not made
+            if hypothesis.number is None and hypothesis.fault and not _is_of_rows(hypothesis):
+                for part in self.parts:
+                    part.compare(hypothesis, array, self.theirs, hypothesis.id in OF_HEADS)
         return found
 
     def leaves_noise(self, array: NDArray) -> bool:
@@ -119,10 +130,10 @@ class Case(ABC):
         return False
 
     @abstractmethod
-    def facts(self) -> Cause | None:
+    def facts(self) -> Hypothesis | None:
         """What the numbers show without a hypothesis."""
 
-    def readings(self) -> Cause | None:
+    def readings(self) -> Hypothesis | None:
         """What else may be read off the numbers."""
         return None
 
@@ -131,15 +142,9 @@ class Case(ABC):
         raise NotImplementedError
 
 
-def _is_of_rows(cause: Cause) -> bool:
+def _is_of_rows(cause: Hypothesis) -> bool:
     """Whether it is in all numbers of an operation, or in none."""
     return cause.id in OF_ROWS or cause.text.startswith("epsilon")
-
-
-class _Fit(NamedTuple):
-    left: float
-    trial: Trial
-    text: str = ""  # without its number
 
 
 @dataclass
@@ -186,49 +191,44 @@ class Search:
             self.progress(int(now - self._end + self.budget), int(self.budget) + 1)
         return over
 
-    def format(self, case: Case) -> Cause | None:
+    def format(self, case: Case) -> Hypothesis | None:
         """The rounding to fewer bits that leaves least, and little."""
-        if self.has_ended():
-            return None
         several = len(case.span) > 1  # an engine has one type for all of them
-        possible = trials(case.span, False, _FORMATS, stop=self.has_ended)
-        every = (trial for trial in possible if (trial.everywhere or not several) and case.is_at_level(trial))
-        fits = self._fits(case, every, _LITTLE * case.now)
-        return replace(min(fits, key=lambda fit: fit.left).trial.cause, fault=False) if fits else None
+        possible = hypotheses(case.span, False, _FORMATS, stop=self.has_ended)
+        candidates = (one for one in possible if (one.everywhere or not several) and case.is_at_level(one))
+        best = _best(self._fits(case, candidates, _LITTLE * case.now))
+        return best and replace(best, fault=False)
 
-    def _fits(self, case: Case, every: Iterable[Trial], enough: float = -1.0, keep: bool = False) -> list[_Fit]:
+    def _fits(self, case: Case, candidates: Iterable[Hypothesis], enough: float = -1.0, keep: bool = False) -> list[Hypothesis]:
         """Those that explain it, as long as there is time, up to one that leaves no more than `enough`. keep: see Case.explain."""
-        fits: list[_Fit] = []
+        fits: list[Hypothesis] = []
         with np.errstate(all="ignore"):
-            for trial in case.promising(every, self.has_ended):
+            for one in case.promising(candidates, self.has_ended):
                 if self.has_ended():
                     break
-                left, explained = case.explain(trial, keep)
-                fits += [_Fit(left, trial)] * explained
+                left, explained = case.explain(one, keep)
+                fits += [replace(one, left=left)] * explained
                 if explained and left <= enough:
                     break
         return fits
 
-    def named(self, case: Case, every: Iterable[Trial]) -> Cause | None:
+    def named(self, case: Case, candidates: Iterable[Hypothesis]) -> Hypothesis | None:
         """The known or fitted mistake that explains them."""
         if self.has_ended():
             return None
-        fits = self._fits(case, every, case.exact, keep=True)
+        fits = self._fits(case, candidates, case.exact, keep=True)
         with np.errstate(all="ignore"):
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
-                for cause, array in fitted(case.theirs.astype(np.float64), case.value.astype(np.float64)):
-                    left, explained = case.explained(array, trial := Trial(cause))
-                    fits += [_Fit(left, trial)] * explained
+                fits += [replace(one, left=found.left) for one, _, found in case.fitted() if found.fits]
         if not fits:
             return None
-        least, found, _ = _alike(fits)[0]
-        cause = found.cause
-        if cause.id == "any.factor" and least > max(case.noise, EXACT):  # a number inside the operation may leave less
-            other = self._hidden(case, numbered=True)
-            cause = other.trial.cause if other is not None and _ALIKE * other.left < least else cause
+        cause = _alike(fits)[0]
+        if cause.id == "any.factor" and cause.left > max(case.noise, EXACT):  # a number inside the operation may leave less
+            inside = self.hidden(case, numbered=True)
+            cause = inside if inside is not None and _ALIKE * inside.left < cause.left else cause
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
-    def unnamed(self, case: Case) -> Cause | None:
+    def unnamed(self, case: Case) -> Hypothesis | None:
         """Any other cause."""
         with np.errstate(all="ignore"):
             if self.has_ended():
@@ -236,137 +236,126 @@ class Search:
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
             return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
 
-    def hidden(self, case: Case, numbered: bool = False) -> Cause | None:
+    def hidden(self, case: Case, numbered: bool = False) -> Hypothesis | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
-        found = self._hidden(case, numbered)
-        return None if found is None else found.trial.cause
-
-    def _hidden(self, case: Case, numbered: bool) -> _Fit | None:
-        if self.has_ended():
-            return None
-        every, kept = [trial for trial in _hidden(case.span, case.single, self.has_ended) if trial.grid or not numbered], self.work / 2
-        for trial in every:
-            if trial.cause.text in self._known or trial.cause.text.endswith(tuple(self._types)):
-                number = self._known.get(trial.cause.text)
-                before = trial if number is None else trial.with_number(number)
+        candidates, kept = [one for one in _hidden(case, self.has_ended) if one.grid or not numbered], self.work / 2
+        for one in candidates:
+            if one.text in self._known or one.text.endswith(tuple(self._types)):
+                before = one.with_number(self._known.get(one.text))
                 if (found := case.explain(before, keep=True)).fits:
-                    return _Fit(found.left, before)
-        fits: list[_Fit] = []
+                    return replace(before, left=found.left)
+        fits: dict[str, Hypothesis] = {}  # by the text without a number
 
-        def about(trial: Trial) -> float:
-            self.work -= case.cost(trial.computes)
-            return np.inf if self.has_ended() else case.near(trial)
+        def about(one: Hypothesis) -> float:
+            self.work -= case.cost(one.computes)
+            return np.inf if self.has_ended() else case.near(one)
 
-        for trial in case.promising(every, self.has_ended):
+        for general in case.promising(candidates, self.has_ended):
             if self.has_ended():
                 break
             if self.work < kept:
                 self.left_out += 1
                 continue
-            number = _nearest(trial, about, case.now) if trial.grid else None
-            if trial.grid and number is None:
+            number = _nearest(general, about, case.now) if general.grid else None
+            if general.grid and number is None:
                 continue
-            one = trial if number is None else trial.with_number(number)
+            one = general.with_number(number)
             self.work -= case.cost(one.computes)
             left, explained = case.explain(one, keep=True)
             if explained:
-                fits.append(_Fit(left, one, trial.cause.text))
-                if left <= max(EXACT, case.exact) or (not one.cause.fault and left <= _LITTLE * case.now):
+                fits[general.text] = replace(one, left=left)
+                if left <= max(EXACT, case.exact) or (not one.fault and left <= _LITTLE * case.now):
                     break
         if not fits:
             return None
-        best = _alike(fits, EXACT)[0]
-        cause = best.trial.cause
-        self._known[best.text] = best.trial.number
-        if not cause.fault:
-            self._types.add(cause.text.rsplit(": ", 1)[-1])
-        return best._replace(trial=replace(best.trial, cause=_with_alike(cause, fits)))
+        best = _alike([*fits.values()], EXACT)[0]
+        self._known |= {text: one.number for text, one in fits.items() if one is best}
+        if not best.fault:
+            self._types.add(best.text.rsplit(": ", 1)[-1])
+        return _with_alike(best, [*fits.values()])
 
-    def _in_part(self, case: Case) -> Cause | None:
+    def _in_part(self, case: Case) -> Hypothesis | None:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
-        if case.parts is None:
-            return None
-        hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts.parts)
-        return case.parts.known() or next(
-            (part.named(cause) for part, cause in hidden if cause is not None and not _is_of_rows(cause)), None
-        )
+        hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts)
+        inside = (cause.at(part.where) for part, cause in hidden if cause is not None and not _is_of_rows(cause))
+        return next((part.cause for part in case.parts if part.cause is not None), None) or next(inside, None)
 
-    def nearly(self, case: Case) -> Cause | None:
+    def nearly(self, case: Case) -> Hypothesis | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
-
-        def best(every: Iterable[Trial]) -> Cause | None:
-            fits = self._fits(case, list(every))
-            return min(fits, key=lambda fit: fit.left).trial.cause if fits else None
-
         if self.has_ended():
             return None
-        left, trial = case.nearest
-        if trial is not None and left <= _MUCH * case.now and (cause := best(narrowed(case.span, trial))) is not None:
-            return cause
-        whole = [
-            (case.explained(array, Trial(cause)).left, cause, array) for cause, array in fitted(case.theirs.astype(np.float64), case.value)
-        ]
-        if trial is not None and (array := case.made(trial)) is not None:
-            whole.append((left, trial.cause, array))
-        left, cause, array = min(whole, key=lambda one: one[0])
-        if left <= _NEARLY * case.now or (left <= _LITTLE * case.now and case.leaves_noise(array)):
-            return replace(cause, text=f"{cause.text}; what is left of the error, NMSE {left:.2g}, is no more than fewer bits leave")
-        cause = best(cached_and_rounded(case.span))
+        closest = case.nearest
+        if closest is not None and closest.left <= _MUCH * case.now:
+            cause = _best(self._fits(case, list(narrowed(case.span, closest))))
+            if cause is not None:
+                return cause
+        whole = [(replace(one, left=found.left), array) for one, array, found in case.fitted()]
+        if closest is not None and (array := case.made(closest)) is not None:
+            whole.append((closest, array))
+        near, array = min(whole, key=lambda pair: pair[0].left)
+        if near.left <= _NEARLY * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
+            return replace(near, text=f"{near.text}; what is left of the error, NMSE {near.left:.2g}, is no more than fewer bits leave")
+        cause = _best(self._fits(case, list(cached_and_rounded(case.span))))
         self._types.update(cause.text.split(AND) if cause is not None else ())
         return cause
 
     def notes(self) -> list[str]:
         """What was not tried, in words."""
         more = f"--budget {max(10 * self.budget, 20):g} tries more of them, and a dump of more tensors needs fewer"
-        said = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
-        return [*[said] * bool(self.left_out), *[self.ended] * bool(self.ended)]
+        left_out = f"{self.left_out} known mistakes were not tried across operations: too much work. {more}"
+        return [*[left_out] * bool(self.left_out), *[self.ended] * bool(self.ended)]
 
 
-def fitted(theirs: Array, value: Array) -> Iterator[tuple[Cause, Array]]:
+def fitted(theirs: Array, value: Array) -> Iterator[tuple[Hypothesis, Array]]:
     """Yields each mistake that any operation can make, with its result [T, width], its number fitted to theirs where it has one."""
     square = max(float((value * value).sum()), 1e-300)
-    yield Cause("the sign is flipped", "any.sign"), -value
+    yield Hypothesis("the sign is flipped", "any.sign"), -value
     ratio = float((theirs * value).sum()) / square
-    yield Cause(f"everything is {digits(ratio)} times what it should be", "any.factor"), ratio * value
+    yield Hypothesis(f"everything is {digits(ratio)} times what it should be", "any.factor"), ratio * value
     if len(value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
             rows = np.roll(value, shift, axis=0)
             end = 0 if shift == 1 else -1
             rows[end] = theirs[end]
-            yield Cause(f"every row is that of the {which} token", "any.moved"), rows
+            yield Hypothesis(f"every row is that of the {which} token", "any.moved"), rows
 
 
-def _hidden(span: Sequence[Operation], single: bool, stop: Callable[[], bool]) -> list[Trial]:
-    """The hidden mistakes of some operations, the likelier first."""
+def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
+    """The hidden mistakes of its operations that were not tried by another name, the likelier first."""
     order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
-    later = {site.key: len(span) - i for i, site in enumerate(span)}
+    later = {site.key: len(case.span) - i for i, site in enumerate(case.span)}
 
-    def likely(trial: Trial) -> tuple[int, bool, int]:
+    def likely(one: Hypothesis) -> tuple[int, bool, int]:
         """Likely kinds first, and a function that all operations share before single ones; the last steps before earlier ones."""
-        steps = max(later[key] for key in trial.computes) if trial.grid else 0
-        return order[trial.cause.id] + (0 if trial.everywhere else _SINGLE), not trial.everywhere, steps
+        steps = max(later[key] for key in one.computes) if one.grid else 0
+        return order[one.id] + (0 if one.everywhere else _SINGLE), not one.everywhere, steps
 
-    return sorted(trials(span, single, HIDDEN, stop), key=likely)
+    new = (one for one in hypotheses(case.span, case.single, HIDDEN, stop) if one.text not in case.tried)
+    return sorted(new, key=likely)
 
 
-def _alike(fits: Sequence[_Fit], least: float = 0.0) -> list[_Fit]:
+def _alike(fits: Sequence[Hypothesis], least: float = 0.0) -> list[Hypothesis]:
     """Those that leave as little as the nearest, or no more than `least`."""
-    most = _ALIKE * min(fit.left for fit in fits) + least
-    return [fit for fit in fits if fit.left <= most]
+    most = _ALIKE * min(one.left for one in fits) + least
+    return [one for one in fits if one.left <= most]
 
 
-def _with_alike(cause: Cause, fits: Sequence[_Fit]) -> Cause:
+def _best(fits: Sequence[Hypothesis]) -> Hypothesis | None:
+    """The one that leaves least."""
+    return min(fits, key=lambda one: one.left, default=None)
+
+
+def _with_alike(cause: Hypothesis, fits: Sequence[Hypothesis]) -> Hypothesis:
     """The cause with others in its text that leave as little."""
-    every = (fit.trial.cause for fit in _alike(fits, EXACT))
-    others = dict.fromkeys(other.text for other in every if other.fault and other != cause)
-    return replace(cause, text=f"{cause.text} ({listed(list(others), 2)} would look the same)") if others else cause
+    texts = dict.fromkeys(one.text for one in _alike(fits, EXACT) if one.fault and one.text != cause.text)
+    return replace(cause, text=f"{cause.text} ({listed(list(texts), 2)} would look the same)") if texts else cause
 
 
-def _nearest(trial: Trial, near: Callable[[Trial], float], now: float) -> float | None:
+def _nearest(general: Hypothesis, near: Callable[[Hypothesis], float], now: float) -> float | None:
     """The number of a mistake that leaves least of the error `now`, if it leaves little."""
-    number = nearest_number(lambda x: near(trial.with_number(x)), trial.grid, _STEPS, _WORTH * now)
+    number = nearest_number(lambda x: near(general.with_number(x)), general.grid, _STEPS, _WORTH * now)
     if number is None:
         return None
-    least = near(trial.with_number(number))
+    least = near(general.with_number(number))
     plain = (float(f"{number:.{digits}g}") for digits in range(1, _DIGITS))
-    return next((x for x in plain if near(trial.with_number(x)) <= least), number)
+    return next((x for x in plain if near(general.with_number(x)) <= least), number)

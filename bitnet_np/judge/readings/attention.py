@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
+from ..evidence import SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
 from ..law.definition import score_scale
+from ..law.expression import Array
+from ..words import FEW, instead, least_to_largest, places_of, plain, runs
 from .structure import Numbers, loose_structure, structure
-from .wrong import FEW, ROWS, Array, Wrong, explains, instead, least_to_largest, nearest_number, places_of, plain, rough, runs
+from .wrong import ROWS, Wrong
 
 Seen = NDArray[np.bool_]
 
@@ -21,14 +24,10 @@ _APART, _GAP = 1e-3, 1e-5  # of the largest number: what is between the two is n
 _CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
 _WORK = 1 << 28  # multiply-adds of all heads that are tried
 _LEFT = 1e-4  # of the squares of logarithms
-_SAME = 2e-3  # relative: two that are one, behind logarithms
-_SPARE = 4  # numbers for each that is fitted
 _CLEAR = 6  # times what roundings make of a number
 _FEW_FOREIGN = 2  # values: later ones that are read are more, where there is no mask
 _PARALLEL = 0.1  # of a value: what is left of one that is read
-_STEPS = 40  # of a golden section
 _KNOTS = 33  # between which a function is a line
-_SMOOTH = 0.05  # of the error, left by such a function
 _MOST = 40  # positions whose weights are solved for
 
 
@@ -274,18 +273,18 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
         return None
     e = np.exp(attended.scores)
     seen = np.where(attended.visible, e, 0).sum(axis=-1)  # [H, T]
-    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < _SAME + sure / factor).all():
+    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < SAME_LOGARITHMS + sure / factor).all():
         return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
     more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
     each = np.median(more, axis=1)
     right = seen / (seen + each[:, None])
-    is_one = np.abs(factor - right) < 20 * _SAME * right * (1 - right) + sure
-    if (each > 0).all() and is_one.all() and more.shape[1] > _SPARE:
-        if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * _SAME * count).all():
+    is_one = np.abs(factor - right) < 20 * SAME_LOGARITHMS * right * (1 - right) + sure
+    if (each > 0).all() and is_one.all() and more.shape[1] > SPARE:
+        if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * SAME_LOGARITHMS * count).all():
             return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
         logits = [f"{x:.4g}" for x in np.round(np.log(each), 5) + 0.0]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
-    if (np.ptp(factor, axis=1) < _SAME + 2 * sure.max()).all():
+    if (np.ptp(factor, axis=1) < SAME_LOGARITHMS + 2 * sure.max()).all():
         return None  # which the result shows
     return (
         f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: the softmax's sum is wrong"
@@ -311,7 +310,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
 
     def is_left(left: float, unknowns: int) -> bool:
         spare = int(usable.sum()) - unknowns - heads * t
-        enough = usable.sum() > _SPARE * unknowns + 8 and spare > unknowns
+        enough = usable.sum() > SPARE * unknowns + 8 and spare > unknowns
         return bool(enough and left <= max(_LEFT * before, min(4 * usable.sum(), 0.01 * before)))
 
     def fitted(features: Array, target: Array) -> Array | None:
@@ -320,7 +319,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
         found: Array = np.linalg.lstsq(design, y, rcond=1e-9)[0].astype(np.float64)
         return found if is_left(float(((y - design @ found) ** 2).sum()), len(features)) else None
 
-    each, near = np.eye(heads)[:, :, None, None], _SAME + rough(attended.wrong.noise)
+    each, near = np.eye(heads)[:, :, None, None], SAME_LOGARITHMS + rough(attended.wrong.noise)
     factors = fitted(each * right, theirs)
     if factors is not None:
         if np.ptp(factors) < 5 * near:
@@ -329,7 +328,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
         numbers = listed(list(dict.fromkeys(f"{x:.4g}" for x in factors[off])), FEW)
         return f"scores of {places_of(off, heads, 'head')} are multiplied by {numbers}"
     caps = np.geomspace(0.2, 5, 65) * float(np.abs(right).max())
-    cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist(), _STEPS)
+    cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist())
     if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
         return f"scores are soft-capped at {plain(cap, near)}"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
@@ -347,10 +346,10 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
     knots = np.linspace(below[usable].min(), 0, _KNOTS)
     hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
-    if usable.sum() > _SPARE * (_KNOTS + heads * t):
+    if usable.sum() > SPARE * (_KNOTS + heads * t):
         design, y = np.stack([centred(hat)[usable] for hat in hats], axis=1), centred(error)[usable]
         values = np.linalg.lstsq(design, y, rcond=1e-9)[0]
-        if ((y - design @ values) ** 2).sum() <= _SMOOTH * before:
+        if ((y - design @ values) ** 2).sum() <= SMOOTH * before:
             said = [
                 f"{instead(np.exp(x + v - values[-1]), np.exp(x), 3)} at {x:.3g}" for x, v in list(zip(knots, values, strict=True))[::-8]
             ]

@@ -9,15 +9,14 @@ import numpy as np
 from ...base.block_formats import FORMATS, RUN, Factor
 from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks
-from ..law.expression import Matrix, Node
+from ..evidence import LEFT, SAME, SPARE, matched
+from ..law.expression import Array, Matrix, Node
+from ..words import Indices, least_to_largest
 from .structure import Numbers, loose_structure, structure
-from .wrong import Array, Indices, Wrong, least_to_largest, matched
+from .wrong import Wrong
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
-_SPARE = 4  # different inputs beyond those that the unknowns need
-_LEFT = 1e-3  # of the error
-_SAME = 1e-4  # relative: a factor of 1
 _ALIKE = 1e-2  # relative: zero points that are one
 
 
@@ -78,10 +77,10 @@ def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] 
     added = np.broadcast_to(parts.sum(axis=2), sums.shape)
     least = np.einsum("ntb,nb->tn", added, cut.constants)
     error = ((y - least - np.einsum("ntb,nb->tn", sums, cut.factors)) ** 2).sum()
-    most = min(_LEFT * error, matched(noise) * (y**2).sum())
+    most = min(LEFT * error, matched(noise) * (y**2).sum())
     equations = len(np.unique(x, axis=0))  # a token that comes twice has the same input in the first layer
     for design, target in ((sums, y - least), (np.concatenate([sums, added], axis=2), y)):
-        if equations < design.shape[2] + _SPARE:
+        if equations < design.shape[2] + SPARE:
             break
         solved = np.einsum("nbt,tn->nb", np.linalg.pinv(design, rcond=1e-9), target)
         if ((np.einsum("ntb,nb->tn", design, solved) - target) ** 2).sum() <= most:
@@ -99,7 +98,7 @@ def _in_words(cut: _Cut, factors: Array, constants: Array) -> str:
     elif added.any():
         which = f"each block of {cut.codes.shape[2]}, {least_to_largest(added)} times its factor"
         texts.append(f"a number is added to the weights of {which}, as by another zero point or minimum")
-    if not texts or np.abs((factors - cut.factors) / size).max() > _SAME:
+    if not texts or np.abs((factors - cut.factors) / size).max() > SAME:
         texts.append(f"{cut.noun} {cut.of_blocks}: {_how(cut.factors, factors)}")
     return "; ".join(texts)
 
@@ -109,5 +108,5 @@ def _how(right: Array, theirs: Array) -> str:
     if (text := structure(numbers) or loose_structure(numbers)) is not None:
         return text
     ratio = theirs[right != 0] / right[right != 0]
-    off = (np.abs(ratio - 1) > _SAME).mean()
+    off = (np.abs(ratio - 1) > SAME).mean()
     return f"{100 * off:.0f} % of them are {least_to_largest(ratio)} times what is right" if off else "right"

@@ -3,7 +3,7 @@
 An output is the mean of values by weights m e, where e are exponentials of the right scores, and m counts how often a cell is read: 1
 where a token sees it, 0 where not. So m solves sum_s m_s e_s (v_s - output) = 0, one equation for each element of each head. These are
 more than there are tokens in most dumps, and m is the one null vector. Masks, lost cells, cells written over and cells counted twice are
-all numbers m.
+all numbers m. What cells hold of other heads, and how much outputs have of each part of a softmax, are solved for alike.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,21 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import AS_SLOTS, Seen, attention
-from .wrong import FEW, Array, Indices, Wrong, places_of, rough, runs, runs_and_verb
+from ..evidence import SAME_LOGARITHMS, WHOLE, explains, rough
+from ..law.definition import score_scale
+from ..law.expression import Array
+from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
+from .attention import AS_SLOTS, Attention, Seen, attention
+from .wrong import Wrong
 
 Counts = NDArray[np.int64]
 
-_WHOLE = 0.05  # from a whole number
 _UNIQUE = 20  # times the least singular value: a null vector that is not alone says nothing
 _LEAST_PART = 1e-2  # of the count of the cell that is read most often: what is less is not read
 _LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
+_CONDITION = 1e6  # of the equations of what cells hold
+_OUTPUTS = 2  # for each unknown
+_COUNTS = 0.05  # the weight of a part: one that is less tells nothing
 
 
 def cells(wrong: Wrong) -> str | None:
@@ -27,7 +33,7 @@ def cells(wrong: Wrong) -> str | None:
     attended = attention(wrong)
     t, heads = attended.values.shape[:2]
     places = attended.wrong.places.reshape(attended.values.shape)
-    some, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
+    off, tokens = np.flatnonzero(places.any(axis=(0, 2))), np.flatnonzero(places.any(axis=(1, 2)))
     empty = np.zeros((heads, t, 1))  # behind the tokens' cells one with a key and a value of zeros
     weights = np.exp(np.append(attended.scores, empty, axis=2) - attended.scores.max(axis=-1, keepdims=True))  # [H, T, T + 1], of all cells
     values = np.append(attended.values, np.zeros((1, *attended.values.shape[1:])), axis=0)
@@ -36,13 +42,13 @@ def cells(wrong: Wrong) -> str | None:
     least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
     for i in tokens:
         for n in (t, t + 1):  # the empty cell is one unknown more
-            solved = _solve(weights[some, i, :n], values[:n, some], theirs[i, some], visible[i, :n], least)
+            solved = _solve(weights[off, i, :n], values[:n, off], theirs[i, off], visible[i, :n], least)
             if solved is not None:
                 counts[i, :n], known[i, :n] = solved
                 break
         else:
             return None
-    by = np.where(np.isin(np.arange(heads), some)[:, None, None], counts, visible) * weights
+    by = np.where(np.isin(np.arange(heads), off)[:, None, None], counts, visible) * weights
     if not attended.wrong.accounts(attended.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
@@ -56,7 +62,7 @@ def cells(wrong: Wrong) -> str | None:
         if text is None and (text := _by_distance(counts, known, attended.visible, tokens)):
             text = f"at {runs('position', tokens)}: {text}"
         texts.append(text or _by_cell(counts, attended.visible))
-    return ("" if some.size == heads else f"at {places_of(some, heads, 'head')}: ") + "; ".join(texts) if texts else None
+    return ("" if off.size == heads else f"at {places_of(off, heads, 'head')}: ") + "; ".join(texts) if texts else None
 
 
 def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: float) -> tuple[Counts, Seen] | None:
@@ -77,7 +83,7 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
     units = (np.median(read), read[np.abs(read).argmin()])  # most cells are read once, or one is
     solved = min((solved / once for once in units), key=lambda x: float(np.abs(x - np.rint(x)).max()))
     whole = np.rint(solved)
-    if np.abs(solved - whole).max() > _WHOLE or whole.min() < 0:
+    if np.abs(solved - whole).max() > WHOLE or whole.min() < 0:
         return None
     counts = visible.astype(np.int64)
     counts[known] = whole
@@ -90,10 +96,10 @@ def _by_distance(counts: Counts, known: Seen, visible: Seen, tokens: Indices) ->
     if len(tokens) < 2:
         return None
     distance = tokens[:, None] - np.arange(t)
-    some, sure, right = counts[tokens], known[tokens], visible[tokens]
+    often, sure, right = counts[tokens], known[tokens], visible[tokens]
     seen = []
     for d in range(-t + 1, t):
-        read = some[(distance == d) & sure]
+        read = often[(distance == d) & sure]
         if read.size and (read.max() > 1 or read.min() < read.max()):
             return None
         if read.any():
@@ -119,8 +125,8 @@ def _distances(distances: list[int], tokens: int) -> str:
 
 def _by_cell(counts: Counts, visible: Seen) -> str:
     """The cells that are read too often or not at all, and by which tokens."""
-    every = list(_cells_in_words(counts - visible, visible))
-    return "; ".join(every[:FEW]) + (f"; and {len(every) - FEW} more" if len(every) > FEW else "")
+    texts = list(_cells_in_words(counts - visible, visible))
+    return "; ".join(texts[:FEW]) + (f"; and {len(texts) - FEW} more" if len(texts) > FEW else "")
 
 
 def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
@@ -137,9 +143,9 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
             held[-1][0].append(int(s))
             held[-1][1].append(instead[0])
             held[-1][2].append(by)
-    for some, positions, by_whom in held:
-        one = len(some) == 1
-        of, what = (runs("position", np.array(numbers)) for numbers in (some, positions))
+    for cells, positions, by_whom in held:
+        one = len(cells) == 1
+        of, what = (runs("position", np.array(numbers)) for numbers in (cells, positions))
         where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
         why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
         yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
@@ -160,3 +166,121 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+
+
+# --- what cells hold --------------------------------------------------------------------------------------------------------------------
+
+
+def held_cells(wrong: Wrong) -> str | None:
+    """The keys and values of other heads, or none, that cells hold for all tokens behind them: solved for, head by head."""
+    attended, texts = attention(wrong), []
+    t, count, width = attended.values.shape
+    off = np.flatnonzero(attended.wrong.places.reshape(t, count, width).any(axis=(0, 2)))
+    first = int(attended.wrong.wrong_rows[0])
+    if wrong.model.config.score_cap is not None:
+        return None
+    for head in np.unique(off // attended.shared):
+        tried = (_held(attended, int(head), border) for border in dict.fromkeys((first, t // 2, t // 4)) if 0 < border < t)
+        source = next((x for x in tried if x is not None), None)
+        if source is None:
+            return None
+        texts += _in_words(source, int(head))
+    return f"{'; '.join(texts)}{f', for tokens from position {first} on' * (first > 0)}" if texts else None
+
+
+def _held(attended: Attention, head: int, border: int) -> Indices | None:
+    """The key-value head [border] whose key and value each cell before a border holds for a key-value head, -1 for none: those of its
+    position. None if that does not give the outputs of all tokens."""
+    group = np.arange(head * attended.shared, (head + 1) * attended.shared)
+    keys, values = (x[:, :: attended.shared] for x in (attended.keys, attended.values))  # [T, G, K]
+    t, groups, _ = keys.shape
+    scores = np.einsum("thk,sgk->htgs", attended.queries[:, group], keys) * score_scale(attended.wrong.model.config)
+    scores = np.where(attended.visible[:, None], scores, -np.inf)  # [h, T, G, T]
+    largest = np.maximum(scores.max(axis=(2, 3)), 0)  # [h, T], of an empty cell too
+    e, empty = np.exp(scores - largest[..., None, None]), np.exp(-largest)
+    theirs = attended.theirs[:, group].swapaxes(0, 1)  # [h, T, K]
+    each = e[:, border:, :, :border, None] * (values[:border].swapaxes(0, 1) - theirs[:, border:, None, None])  # [h, t, G, S, K]
+    nothing = -empty[:, border:, None] * theirs[:, border:]  # [h, t, K]
+    later = np.einsum("hts,htsk->htk", e[:, border:, head, border:], values[border:, head] - theirs[:, border:, None])
+    design = np.concatenate([each.reshape(*each.shape[:2], -1, each.shape[-1]), nothing[:, :, None]], axis=2).swapaxes(2, 3)
+    design = design.reshape(-1, groups * border + 1)
+    if len(design) < _OUTPUTS * design.shape[1] or np.linalg.cond(design) > _CONDITION:
+        return None
+    counts = np.linalg.lstsq(design, -later.ravel(), rcond=None)[0][:-1].reshape(groups, border)
+    if np.abs(counts - np.rint(counts)).max() > WHOLE or not np.isin(np.rint(counts).sum(axis=0), (0, 1)).all() or counts.min() < -WHOLE:
+        return None
+    counts = np.rint(counts)
+    source = np.where(counts.any(axis=0), counts.argmax(axis=0), -1)
+    if (source == head).all():
+        return None
+    is_empty = (source < 0) & attended.visible[:, :border]  # [T, S]
+    at = np.arange(border)
+    weights = np.concatenate([np.where(is_empty, empty[..., None], e[:, :, source, at]), e[:, :, head, border:]], axis=2)  # [h, T, T]
+    held = np.concatenate([np.where(source[:, None] < 0, 0, values[at, source]), values[border:, head]])
+    computed = weights @ held / weights.sum(axis=-1, keepdims=True)
+    right = attended.wrong.value.reshape(attended.values.shape)[:, group].swapaxes(0, 1)
+    rows = np.union1d(attended.wrong.wrong_rows, np.arange(border, t))  # earlier ones may have been right before
+    return source if explains(computed[:, rows], theirs[:, rows], right[:, rows], attended.wrong.noise) else None
+
+
+def _in_words(source: Indices, head: int) -> list[str]:
+    """What the cells of a key-value head hold, in words."""
+    texts = []
+    for holder in np.unique(source[source != head]):
+        cells = runs("position", np.flatnonzero(source == holder))
+        what = f"hold those of head {holder}" if holder >= 0 else "hold keys and values of 0: never written"
+        texts.append(f"the cells of {cells} of key-value head {head} {what}")
+    return texts
+
+
+# --- parts of the softmax ---------------------------------------------------------------------------------------------------------------
+
+
+def joined_parts(wrong: Wrong) -> str | None:
+    """The parts of the keys whose softmaxes are right, and are joined by wrong weights; and the law of these weights."""
+    attended = attention(wrong)
+    (_, t, _), width = attended.scores.shape, attended.values.shape[2]
+    for size in range(t - 1, 1, -1):
+        count = -(-t // size)
+        if _OUTPUTS * count > width:
+            return None
+        part = (np.arange(t) // size)[:, None] == np.arange(count)  # [T, P]
+        seen = np.where(attended.visible[:, None] & part.T, attended.scores[:, :, None], -np.inf)  # [H, T, P, T]
+        largest = np.nan_to_num(seen.max(axis=-1, keepdims=True), neginf=0.0)
+        e = np.exp(seen - largest)
+        sums = e.sum(axis=-1, keepdims=True)  # 0 where a token sees nothing of a part
+        outputs = np.einsum("htps,shk->htpk", e / np.maximum(sums, 1e-300), attended.values)
+        theirs = attended.theirs.swapaxes(0, 1)[..., None]  # [H, T, K, 1]
+        weights = np.linalg.pinv(outputs.swapaxes(2, 3)) @ theirs  # [H, T, P, 1]
+        mixed = (outputs * weights).sum(axis=2).swapaxes(0, 1)  # [T, H, K]
+        if explains(mixed.reshape(attended.wrong.theirs.shape), attended.wrong.theirs, attended.wrong.value, wrong.noise):
+            right = np.exp(largest - largest.max(axis=2, keepdims=True)) * sums
+            off = np.abs(weights - right / right.sum(axis=2, keepdims=True)).max()
+            if off < _COUNTS or np.abs(weights.sum(axis=2) - 1).max() > _COUNTS:
+                return None  # values, or the sums of weights, are wrong, whatever parts there are
+            law = _law_of_weights(*(x[..., 0] for x in (weights, largest, sums)))
+            return f"the softmax is computed in parts of {size} keys, and these are joined by wrong weights{law}"
+    return None
+
+
+def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
+    """What the weights [H, T, P] of parts have from their largest scores and their sums, in words, if that is all of them."""
+    known = (sums > 0) & (weights > _COUNTS)
+    known &= known.sum(axis=-1, keepdims=True) > 1
+    mean = lambda x: np.where(known, x, 0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)  # noqa: E731
+    target, *features = (
+        (x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), largest, np.log(np.maximum(sums, 1e-300)))
+    )
+    if target.size < _OUTPUTS**3:
+        return ""
+    design = np.stack(features, axis=1)
+    factors = np.linalg.lstsq(design, target, rcond=None)[0]
+    if ((design @ factors - target) ** 2).sum() > SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+        return ""
+    names = ("the largest score of each part", "the logarithm of its sum of exponentials")
+    texts = [
+        f"{name} is {'left out' if abs(x) < SAME_LOGARITHMS else f'multiplied by {plain(float(x), SAME_LOGARITHMS)}'}"
+        for name, x in zip(names, factors, strict=True)
+        if abs(x - 1) > SAME_LOGARITHMS
+    ]
+    return f": {', and '.join(texts)}" if texts else ""

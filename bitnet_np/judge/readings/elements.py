@@ -3,7 +3,8 @@
 import numpy as np
 
 from ..law.expected import TINY
-from .wrong import FEW, Wrong, runs
+from ..words import FEW, runs
+from .wrong import Wrong
 
 
 def running_sums(wrong: Wrong) -> str | None:

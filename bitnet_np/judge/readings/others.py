@@ -10,11 +10,13 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
+from ..evidence import matched, nearest, rough, sources
 from ..law import formats
 from ..law.definition import NORM_WEIGHT, matrix_product
 from ..law.expression import tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
-from .wrong import FEW, Indices, Wrong, matched, moves_in_words, nearest, rough, runs, runs_and_verb, sources
+from ..words import FEW, Indices, moves_in_words, runs, runs_and_verb
+from .wrong import Wrong
 
 _FEW_ROWS = 4  # a source found for each column of fewer explains too much
 _NARROW = 8  # columns; the same for rows
@@ -53,7 +55,7 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
     what, theirs, value = {0: "position", 1: "element"}.get(size, "head"), along(wrong.theirs), along(wrong.value)
     computed, source, texts = value.copy(), np.arange(len(value)), []
     off: NDArray[np.bool_] = np.any(along(wrong.places), axis=1)
-    for key, other in wrong.beside() if not wrong.is_nearly_right else ():
+    for key, other in wrong.beside():
         near = np.abs(theirs - along(other)) <= max(1e-5, 8 * rough(wrong.noise)) * np.abs(other).max()
         same = np.flatnonzero(near.all(axis=1) & off & theirs.any(axis=1))
         if same.size:

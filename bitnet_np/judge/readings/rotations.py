@@ -5,8 +5,11 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..equivalence import complex_pairs
+from ..evidence import matched, rough
+from ..law.expression import Array
 from ..law.functions import pairs
-from .wrong import FEW, ROWS, Array, Indices, Wrong, matched, moves_in_words, plain, rough, runs
+from ..words import FEW, Indices, moves_in_words, plain, runs
+from .wrong import ROWS, Wrong
 
 _STILL = 1e-4  # of the largest number: what changes by less is not rotated
 _FITTED = 8  # numbers of an element that tell its partner

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from ... import spec
 from ...base.errors import listed
 from ...traces.points import FIELDS
+from ..evidence import LEFT, SAME, matched
 from ..law import formats
-from ..law.expression import Matrix, Node
+from ..law.expression import Array, Matrix, Node
+from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs
 from .blocks import block_factors
 from .structure import Numbers, described_function, loose_structure, rank, structure
-from .wrong import ROWS, Array, Indices, Wrong, digits, instead, least_to_largest, matched, parts_of, places_of, runs
+from .wrong import ROWS, Wrong
 
-_AGREE = 1e-4  # of the largest number: two that are the same
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 _OUTPUTS = 4096  # of a product that are looked at
 WEIGHTS_OF_EXPERTS = "the weights of experts"
@@ -28,7 +29,6 @@ _LARGEST = 4096  # inputs: the equations of more take seconds
 _FACTORS = {0.0: "not summed", 2.0: "summed twice", -1.0: "subtracted"}
 _NEAR_FACTOR = 1e-3  # of a factor
 _FEW_FACTORS = 3  # factors that are said one by one
-_LEFT = 1e-3  # of the error
 _CONDITION = 1e4  # of a matrix: behind a worse one roundings hide its input
 _PARTS = (2, 4, 8)  # of the outputs, or of the positions, each of which a rank may compute by itself
 
@@ -200,11 +200,11 @@ def _off(solved: Array, right: Array) -> str:
     """How the numbers of a step differ from the right ones, by some of them."""
     what = "element" if right.ndim == 1 else "position"
     theirs, ours = (x.reshape(len(x), -1) for x in (solved, right))
-    off = np.flatnonzero((np.abs(theirs - ours) > _AGREE * np.abs(ours).max()).any(axis=1))
+    off = np.flatnonzero((np.abs(theirs - ours) > SAME * np.abs(ours).max()).any(axis=1))
     off = off if off.size else np.arange(len(ours))  # a small error of all of them
     where = "" if off.size == len(ours) else f" at {places_of(off, len(ours), what)}"
     ratio = theirs[off] / ours[off]
-    if np.ptp(ratio) <= min(_AGREE * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
+    if np.ptp(ratio) <= min(SAME * np.abs(ratio).max(), np.abs(ratio - 1).max() / 10):
         return f"{digits(ratio[0, 0])} times what is right{where}"
     worst = np.abs(theirs - ours).argmax(axis=1)  # of the heads of a row
     examples = [f"{instead(theirs[i, worst[i]], ours[i, worst[i]])} at {what} {i}" for i in off[:2]]
@@ -251,7 +251,7 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
     ridge = max(1e-10 * float(size.max()), 1e-200)  # inputs that are always 0 stay as they are
     away = np.linalg.solve(normal + ridge * np.eye(len(size)), along)
     left = error - (x * away) @ weights.T
-    if (left**2).sum() > min(_LEFT * (error**2).sum(), matched(noise) * (y**2).sum()):
+    if (left**2).sum() > min(LEFT * (error**2).sum(), matched(noise) * (y**2).sum()):
         return None
     factor = np.where(size > 1e-6 * size.max(), 1 + away, 1)
     near = _NEAR_FACTOR + 10 * noise**0.5

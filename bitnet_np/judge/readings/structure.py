@@ -12,36 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
+from ..evidence import SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
+from ..law.expression import Array
 from ..law.functions import ACTIVATIONS
-from .wrong import (
-    FEW,
-    Array,
-    digits,
-    explains,
-    instead,
-    least_to_largest,
-    matched,
-    moves_in_words,
-    nearest_number,
-    places_of,
-    plain,
-    rough,
-    runs,
-    sources,
-)
+from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, runs
 
 _LEAST = 16  # numbers: a law of fewer is chance
-_FITTED = 4  # numbers that each number of a law is fitted to
-_SAME = 1e-4  # relative: two factors that are one
 _STILL = 1e-3  # of the largest factor: less is 0 but for roundings
 _GROUPS = 3  # factors that are said one by one
 _RATIOS = 32  # numbers with a ratio, of which few are different
 _MANY = 500  # numbers that show a function
-_SMOOTH = 0.05  # of the error, left between neighbours by a function
 _RANK = 4  # the most that is said
 _OFFSET = 64  # numbers that a pointer may be off by
 _LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
-_STEPS, _WORTH = 50, 0.3  # of a golden section, and of the error, left after its first ones
+_WORTH = 0.3  # of the error, left after the first steps of a golden section
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
 
@@ -56,7 +40,7 @@ class Numbers(NamedTuple):
     @property
     def same(self) -> float:
         """Relative: two of their factors that are one."""
-        return max(_SAME, 8 * rough(self.noise))
+        return max(SAME, 8 * rough(self.noise))
 
     def explained(self, computed: Array) -> bool:
         """Whether these are their numbers."""
@@ -107,7 +91,7 @@ def _elsewhere(n: Numbers) -> str | None:
         return None
 
     off, last = np.flatnonzero(source != np.arange(source.size)), n.right.shape[-1]
-    if off.size > _FITTED and (source[off] == source[off[0]]).all():  # a limit, which a right number happens to have
+    if off.size > SPARE and (source[off] == source[off[0]]).all():  # a limit, which a right number happens to have
         return None
     ends = np.flatnonzero((np.diff(source[off]) != 0) | (off[1:] // last != off[:-1] // last)) + 1
 
@@ -122,10 +106,10 @@ def _elsewhere(n: Numbers) -> str | None:
 def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | None:
     """The slice of the right ones [n, m] that each of theirs is. Slices of few numbers are only told where they are few, and several
     wrong."""
-    is_wide = right.shape[1] >= _FITTED
+    is_wide = right.shape[1] >= SPARE
     near = (10 * same if is_wide else same / 10) * float(np.abs(right).max())
     source, off = np.arange(len(right)), np.flatnonzero((np.abs(theirs - right) > near).any(axis=1))
-    if not off.size or len(right) < 2 or not (is_wide or (off.size >= _FITTED and len(right) <= _FEW_SLICES)):
+    if not off.size or len(right) < 2 or not (is_wide or (off.size >= SPARE and len(right) <= _FEW_SLICES)):
         return None
     found = sources(right, theirs[off], near)
     if found is None:
@@ -200,7 +184,7 @@ class _Fit(NamedTuple):
 def _fitted(n: Numbers) -> Iterator[_Fit]:
     for axes, what in _views(n):
         rest = tuple(i for i in range(n.right.ndim) if i not in axes)
-        if np.prod([n.right.shape[i] for i in rest]) < _FITTED:
+        if np.prod([n.right.shape[i] for i in rest]) < SPARE:
             continue
         square = (n.right**2).sum(axis=rest, keepdims=True)
         factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
@@ -239,9 +223,9 @@ def _by_factors(n: Numbers) -> str | None:
 
 def times(factor: float) -> str:
     """What numbers are that have a factor."""
-    if abs(factor) < _SAME:
+    if abs(factor) < SAME:
         return "0"
-    return "of the other sign" if abs(factor + 1) < _SAME else f"{digits(factor)} times what is right"
+    return "of the other sign" if abs(factor + 1) < SAME else f"{digits(factor)} times what is right"
 
 
 def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray[np.intp]]:
@@ -259,21 +243,21 @@ def _few_ratios(n: Numbers) -> str | None:
     ratio = np.where(n.right == 0, 0, n.theirs / n.right)
     seen = ratio[np.abs(n.right) > 1e-3 * np.abs(n.right).max()]
     groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
-    if seen.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < _FITTED:
+    if seen.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < SPARE:
         return None
     factors = np.array([seen[some].mean() for some in groups])
     if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
         return None
     parts = [some.size / seen.size for some in groups]
-    each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < _SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
-    is_dropout = len(groups) == 2 and abs(factors[0]) < _SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
+    each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
+    is_dropout = len(groups) == 2 and abs(factors[0]) < SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
     return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
 
 
 def _replaced(n: Numbers) -> str | None:
     """One number in the place of many, all others right."""
     wrong = np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
-    if wrong.sum() < _FITTED:
+    if wrong.sum() < SPARE:
         return None
     number = float(np.median(n.theirs[wrong]))
     is_it = np.abs(n.theirs - number) <= 1e-6 * abs(number)
@@ -317,7 +301,7 @@ def _function(n: Numbers) -> str | None:
             return f"numbers are clipped to {low:.6g} and {high:.6g}"
         return f"numbers {'above' if over else 'below'} {(high if over else low):.6g} are clipped to it"
     caps = (np.geomspace(0.05, 10, 65) * np.abs(x).max()).tolist()
-    cap = nearest_number(lambda cap: float(((cap * np.tanh(x / cap) - y) ** 2).sum()), caps, _STEPS, _WORTH * float(((x - y) ** 2).sum()))
+    cap = nearest_number(lambda cap: float(((cap * np.tanh(x / cap) - y) ** 2).sum()), caps, worth=_WORTH * float(((x - y) ** 2).sum()))
     if cap is not None and n.explained(cap * np.tanh(x / cap)):
         return f"numbers are soft-capped at {plain(cap, n.same / 4)}"
     for name, function in ACTIVATIONS.items():
@@ -339,7 +323,7 @@ def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
     error = y - right
     step = np.maximum(x[2:] - x[:-2], 1e-300)
     between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / step
-    if not ((error[1:-1] - between) ** 2).mean() <= _SMOOTH * min((error**2).mean(), y.var()):
+    if not ((error[1:-1] - between) ** 2).mean() <= SMOOTH * min((error**2).mean(), y.var()):
         return None
     points = dict.fromkeys(int(i) for i in np.searchsorted(x, np.linspace(x[0], x[-1], 6)[1:-1]))
     return f"it is another function of {of}: " + listed([f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points])

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
-from ..mistakes.mistake import Cause
-from . import attention, cells, elements, mixes, others, rotations, steps
+from ..hypothesis import Hypothesis
+from . import attention, cells, elements, others, rotations, steps
 from .wrong import Wrong
 
 
@@ -39,9 +39,9 @@ READINGS = (
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
-    Reading("parts", ("kqv_out",), mixes.joined_parts),
+    Reading("parts", ("kqv_out",), cells.joined_parts),
     Reading("weights", ("kqv_out",), attention.wrong_weights),
-    Reading("held", ("kqv_out",), mixes.held_cells),
+    Reading("held", ("kqv_out",), cells.held_cells),
     Reading("own_values", ("kqv_out",), attention.wrong_values),
     Reading("structure", (), steps.structure_of_all),
     Reading("values", ("kqv_out",), attention.foreign_values),
@@ -56,22 +56,22 @@ LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "rea
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 
-def facts_of(wrong: Wrong, of_columns: bool = False) -> Cause | None:
+def facts_of(wrong: Wrong, of_columns: bool = False) -> Hypothesis | None:
     """What a wrong tensor shows whatever its operation is. of_columns: its columns in other places, too."""
     return _read(wrong, (*FACTS, *[COLUMNS] * of_columns))
 
 
-def cause_of(wrong: Wrong) -> Cause | None:
+def cause_of(wrong: Wrong) -> Hypothesis | None:
     """The cause that a wrong tensor shows, or the places where it is wrong if they are few."""
     return _read(wrong, (*FACTS, *READINGS))
 
 
-def _read(wrong: Wrong, readings: Iterable[Reading]) -> Cause | None:
+def _read(wrong: Wrong, readings: Iterable[Reading]) -> Hypothesis | None:
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
     for reading in readings:
         if not reading.at or wrong.key.name in reading.at:
             text = reading.read(wrong)
             if text is not None:
-                return Cause(text, f"read.{reading.id}")
+                return Hypothesis(text, f"read.{reading.id}")
     return None

@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from ...base.errors import listed
 from ...traces.points import GRADIENTS, LOSS, MODEL_GRADIENTS, Key, meaning
+from ..detail import Detail, Details
 from ..measures import Judgement
 from ..verdict import Verdict
-from .detail import Detail, Details
 from .report import MEANT, SYMBOLS, OperationVerdict, Report, causes, closer_summary, heat_map, layout, next_step
 
 LOGITS_ID = "logits"

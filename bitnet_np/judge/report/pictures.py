@@ -12,8 +12,8 @@ from ...base.errors import OptionError, shortened
 from ...base.extras import extra
 from ...base.whole_file import whole_file
 from ...traces.points import Key
+from ..detail import Detail, Details
 from ..verdict import Verdict
-from .detail import Detail, Details
 from .html import FIRST
 from .report import SYMBOLS, Report, layout
 

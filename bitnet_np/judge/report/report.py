@@ -8,11 +8,11 @@ import numpy as np
 
 from ...base.errors import listed, shortened
 from ...traces.points import GRADIENTS, LAYER_NAMES, Key
+from ..detail import Details
+from ..hypothesis import Hypothesis
 from ..law.precision import Precision
 from ..measures import Judgement
-from ..mistakes.mistake import Cause
 from ..verdict import Judged, Verdict
-from .detail import Details
 
 SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
 LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
@@ -45,7 +45,7 @@ class OperationVerdict:
         said = self.hypothesis or self.reason
         return f"OperationVerdict({self.place}: {self.verdict}{', ' * bool(said)}{shortened(said)})"
 
-    def explained(self, cause: Cause | None) -> "OperationVerdict":
+    def explained(self, cause: Hypothesis | None) -> "OperationVerdict":
         """The same verdict with what the operation did instead."""
         return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
 

@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces.points import Key
+from ..traces.points import Key
 
 Array = NDArray[np.float64]
 
