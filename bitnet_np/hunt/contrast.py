@@ -103,6 +103,7 @@ class Contrast:
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
     good: list[Facts] = field(default_factory=list)  # of sequences that are right
+    split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
     def __post_init__(self) -> None:
@@ -145,7 +146,8 @@ class Contrast:
                 elif rows:
                     self.good.append(facts)
         self.kept = conditions([facts for _, facts in bad], self.good)
-        if not self.kept:  # several failures: those near the smallest case
+        self.split = not self.kept
+        if self.split:  # several failures: those near the smallest case
             near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
             self.kept = conditions(near or [facts_of(self.smallest)], self.good)
         if self.condition != before:

@@ -40,8 +40,11 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
     "chunks": (0.35, "the number of chunks is {}", ""),
     "prefix": (0.0, "the reused prefix is {}", ""),
     "threads": (0.0, "the number of threads is {}", ""),
+    "pieces": (0.3, "the number of calls is {}", ""),
+    "windows": (0.3, "the number of whole windows before the last token is {}", ""),
     "later": (0.3, "the number of tokens behind the prefix is {}", ""),
     "calls": (0.15, "the length of {a} call is {}", ""),
+    "later_calls": (0.25, "the length of {a} call behind the first is {}", ""),
     "starts": (0.3, "the first position of {a} call is {}", ""),
     "rows": (0.15, "the row length of {a} matrix is {}", ""),
     "tied": (0.0, "the head is the embedding", "the head is a matrix apart"),
@@ -54,6 +57,7 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
     "cut": (0.1, "the last chunk is not full", "all chunks are full"),
     "windowed": (0.0, "there is a window", "there is no window"),
     "beyond": (0.0, "the prompt is longer than the window", "the prompt fits the window"),
+    "overlong": (0.1, "a call is longer than the window", "no call is longer than the window"),
     "padded": (0.2, "the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
     "shared": (0.3, "the threads divide the heads evenly", "the threads do not divide the heads evenly"),
     "broad": (0.3, "the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
@@ -65,7 +69,7 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
 
 _POWERS = [1 << n for n in range(20)]
 _MOST = 40  # numbers of which ranges begin
-_SETS = ("calls", "starts", "rows")
+_SETS = ("calls", "later_calls", "starts", "rows")
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -88,6 +92,7 @@ def facts_of(case: Case, row: int = 0) -> Facts:
         "row": row,
         "later": later,
         "chunks": -(-later // chunk),
+        "pieces": len(calls),
         "biased": bool(traits.biases or (case.extras and traits.optional_biases)),
         "cached": later > chunk or case.prefix > 0,
         "first_id": case.tokens == "first",
@@ -98,6 +103,7 @@ def facts_of(case: Case, row: int = 0) -> Facts:
         "cut": later % chunk > 0,
         "windowed": case.window > 0,
         "beyond": 0 < case.window < length,
+        "overlong": 0 < case.window < max(end - start for start, end in calls),
         "padded": length < case.length,
         "shared": heads % case.threads == 0,
         "broad": case.ffn > case.width,
@@ -105,10 +111,13 @@ def facts_of(case: Case, row: int = 0) -> Facts:
     }
     several = {
         "calls": {end - start for start, end in calls},
+        "later_calls": {end - start for start, end in calls[1:]},
         "starts": {start for start, _ in calls},
         "rows": {case.width, q_width, case.ffn},
+        "window": {case.window} - {0},
+        "windows": {(length - 1) // case.window} if case.window else set(),
+        "chunk": {case.chunk} - {0},
     }
-    several |= {name: {getattr(case, name)} - {0} for name in ("window", "chunk")}
     return {name: (value,) for name, value in facts.items()} | {name: tuple(sorted(values)) for name, values in several.items()}
 
 
@@ -203,10 +212,10 @@ def atoms_of(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[Atom]:
 
 def _about(fact: str, bad: NDArray, good: NDArray) -> Iterator[Atom]:
     if bad.dtype == object or FACTS[fact][2]:
-        names = dict.fromkeys(bad.ravel())
+        names, others = ([x if bad.dtype == object else bool(x) for x in dict.fromkeys(some.ravel())] for some in (bad, good))
         if len(names) == 1:
-            yield Atom(fact, bad[0, 0], bad[0, 0])
-        yield from (Atom(fact, x, x, no=True) for x in dict.fromkeys(good.ravel()) if x not in names)
+            yield Atom(fact, names[0], names[0])
+        yield from (Atom(fact, x, x, no=True) for x in others if x not in names)
         return
     values, tried = _numbers(bad), _numbers(good)
     yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
