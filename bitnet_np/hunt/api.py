@@ -94,9 +94,9 @@ def _report(runner: Runner, finding: Finding) -> Report | None:
 
 
 def _place(runner: Runner, finding: Finding) -> Place:
-    """Where probes find the fault: at the smallest case, with as many ids as show the whole stream if it still fails so."""
+    """Where probes find the fault: at the smallest case, with as many ids and tokens as show more if it still fails so."""
     case, names = finding.case, {atom.fact for atom in finding.condition or ()}
-    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False))
+    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False, length=max(case.length, Case().length)))
     return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case)
 
 

@@ -121,9 +121,13 @@ class Contrast:
         return self.missed >= ENOUGH or not self.condition
 
     def untested(self) -> list[Atom]:
-        """The statements of the condition that too few right runs miss alone."""
-        some = [atom for atom in self.condition or () if atom not in self.untestable]
-        return [atom for atom in some if len({*self.right_without(atom)}) < _EACH]
+        """The statements of the condition that too few right runs miss alone: where it is one number, a multiple is to be among these."""
+
+        def tested(atom: Atom) -> bool:
+            right = {*self.right_without(atom)}
+            return len(right) >= _EACH and (not atom.single or any(map(atom.divides, right)))
+
+        return [atom for atom in self.condition or () if atom not in self.untestable and not tested(atom)]
 
     def right_without(self, atom: Atom) -> list[Any]:
         """What right sequences that miss this statement alone have in place of it."""
@@ -194,7 +198,8 @@ class Contrast:
         return chosen
 
     def alone(self, *pools: Pool) -> list[Case]:
-        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one."""
+        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one, and
+        with a multiple of a single number."""
         chosen: dict[Case, None] = {}
         for atom in self.untested():
             right = self.right_without(atom)
@@ -202,8 +207,10 @@ class Contrast:
                 lone = self.miss_alone(atom, pool.facts) & np.array(
                     [not new or facts[atom.fact] not in right for facts in pool.facts], bool
                 )
-                if (some := np.flatnonzero(~pool.any(~lone))).size:
-                    chosen[pool.cases[self.rng.choice(some)]] = None
+                some = [pool.cases[i] for i in np.flatnonzero(~pool.any(~lone))]
+                multiples = [case for case in some if atom.divides(facts_of(case)[atom.fact])]
+                if some := multiples or some * (len({*right}) < _EACH):
+                    chosen[self.rng.choice(some)] = None
                     break
             else:
                 self.untestable.add(atom)
@@ -229,7 +236,7 @@ class Contrast:
         for origin in dict.fromkeys([self.smallest, *others]):
             for name, values in self.edges.items():
                 now = getattr(origin, name)
-                more = [now + 1, now - 1, 2 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
+                more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
                 for value in (*values, *(x for x in more if x > 0)):
                     if value != now and name != "seed":
                         yield fitted(replace(origin, **{name: value}))

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,17 @@ from ..testing.space import FIELDS, Case, lengths_of, tokens_of
 Facts = Mapping[str, tuple[Any, ...]]
 """By name: one value, or those of all calls or matrices; none where there is no such thing, as no window."""
 
-FACTS: Mapping[str, tuple[float, str, str]] = {
+_SPLIT = {
+    "heads": "the heads",
+    "kv_heads": "the key heads",
+    "width": "the width",
+    "ffn": "the feed-forward width",
+    "vocab": "the vocabulary",
+    "rows": "the rows of a matrix",
+}
+_SHARED = {"heads": "heads", "kv_heads": "key heads", "tokens": "tokens in a call"}
+
+FACTS: dict[str, tuple[float, str, str]] = {
     "family": (0.0, "the family is {}", ""),
     "weights": (0.0, "the type of the matrices is {}", ""),
     "table": (0.0, "the type of the embedding is {}", ""),
@@ -31,6 +41,7 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
     "window": (0.0, "the window is {}", ""),
     "rope_width": (0.0, "the rotated part of a head is {}", ""),
     "experts": (0.0, "the number of experts is {}", ""),
+    "experts_used": (0.1, "the number of experts that a token takes is {}", ""),
     "rope_base": (0.0, "the base of RoPE is {}", ""),
     "eps": (0.0, "the norms' epsilon is {}", ""),
     "length": (0.0, "the prompt's length is {}", ""),
@@ -43,6 +54,7 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
     "pieces": (0.3, "the number of calls is {}", ""),
     "windows": (0.3, "the number of whole windows before the last token is {}", ""),
     "later": (0.3, "the number of tokens behind the prefix is {}", ""),
+    "highest": (0.2, "the highest id of the prompt is {}", ""),
     "calls": (0.15, "the length of {a} call is {}", ""),
     "later_calls": (0.25, "the length of {a} call behind the first is {}", ""),
     "starts": (0.3, "the first position of {a} call is {}", ""),
@@ -59,13 +71,19 @@ FACTS: Mapping[str, tuple[float, str, str]] = {
     "beyond": (0.0, "the prompt is longer than the window", "the prompt fits the window"),
     "overlong": (0.1, "a call is longer than the window", "no call is longer than the window"),
     "padded": (0.2, "the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
-    "shared": (0.3, "the threads divide the heads evenly", "the threads do not divide the heads evenly"),
     "broad": (0.3, "the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
     "biased": (0.1, "the model has biases", "the model has no biases"),
     "cached": (0.05, "keys of an earlier call are seen", "all keys are of one call"),
     "wide": (0.4, "the heads together are as wide as the model", "the heads together are not as wide as the model"),
 }
 """How far-fetched a statement about each fact is, and its words; of what is so or not, those for yes and for no."""
+
+FACTS |= {
+    f"split {x}": (0.3, f"the threads divide {words} evenly", f"the threads do not divide {words} evenly") for x, words in _SPLIT.items()
+}
+FACTS |= {
+    f"more {x}": (0.2, f"there are more threads than {words}", f"there are no more threads than {words}") for x, words in _SHARED.items()
+}
 
 _POWERS = [1 << n for n in range(20)]
 _MOST = 40  # numbers of which ranges begin
@@ -83,6 +101,7 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
 def facts_of(case: Case, row: int = 0) -> Facts:
     """All that a condition may be about, of one sequence of the call."""
     length, heads, traits = lengths_of(case)[row], case.kv_heads * case.group, FAMILIES[case.family]
+    ids = tokens_of(case)[row]
     later, q_width, calls = length - case.prefix, heads * case.head_dim, calls_of(case, length)
     chunk = min(case.chunk, later) or later
     facts = {name: getattr(case, name) for name in FIELDS if name not in ("seed", "tokens")} | {
@@ -97,17 +116,23 @@ def facts_of(case: Case, row: int = 0) -> Facts:
         "cached": later > chunk or case.prefix > 0,
         "first_id": case.tokens == "first",
         "last_id": case.tokens == "last",
-        # of a few ids all may be equal by chance
-        "alike": case.tokens == "alike" or length == 1 or (length <= 8 and len({*tokens_of(case)[row].tolist()}) == 1),
+        "highest": int(ids.max()),
+        "alike": int(ids.min()) == int(ids.max()),
         "chunked": later > chunk,
         "cut": later % chunk > 0,
         "windowed": case.window > 0,
         "beyond": 0 < case.window < length,
         "overlong": 0 < case.window < max(end - start for start, end in calls),
         "padded": length < case.length,
-        "shared": heads % case.threads == 0,
         "broad": case.ffn > case.width,
         "wide": q_width == case.width,
+    }
+    rows = gcd(q_width, case.kv_heads * case.head_dim, case.width, case.ffn, case.vocab)
+    columns = {"heads": heads, "kv_heads": case.kv_heads, "width": case.width, "ffn": case.ffn, "vocab": case.vocab, "rows": rows}
+    facts |= {f"split {x}": n % case.threads == 0 for x, n in columns.items()}
+    facts |= {
+        f"more {x}": case.threads > n
+        for x, n in (("heads", heads), ("kv_heads", case.kv_heads), ("tokens", min(end - start for start, end in calls)))
     }
     several = {
         "calls": {end - start for start, end in calls},
@@ -152,11 +177,20 @@ class Atom:
         return bool(self.among(_column([facts], self.fact))[0])
 
     @property
+    def single(self) -> bool:
+        """Whether it says that there is one number above 1."""
+        return type(self.low) is int and 1 < self.low == self.high and not self.no
+
+    def divides(self, values: tuple[Any, ...]) -> bool:
+        """Whether these are multiples of its one number."""
+        return self.single and all(x > 0 and x % self.low == 0 for x in values)
+
+    @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
         if self.step or self.power:
             bound = 0.0 if self.low == -inf else 0.1 if self.low == self.step + 1 else 0.3
-            form = 0.25 + 0.1 * (self.step in (2, 3)) + 0.2 * bool(self.rest) + bound
+            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest) + bound
         elif self.low == self.high:
             form = 0.3 if self.no else 0.1 * (not isinstance(self.low, str | bool))
         else:
@@ -270,7 +304,7 @@ def in_words(case: Case) -> str:
     parts += ["optional tensors"] if c.extras else []
     parts += [f"window {c.window}"] if c.window else []
     parts += [f"{c.rope_width} numbers of a head rotated"] if c.rope_width else []
-    parts += [plural(c.experts, "expert")] if c.experts else []
+    parts += [f"{plural(c.experts, 'expert')}, {c.experts_used} of them used"] if c.experts else []
     parts += [f"RoPE base {c.rope_base:g}"] if c.rope_base != Case().rope_base else []
     parts += [f"eps {c.eps:g}"] if c.eps != Case().eps else []
     lengths = lengths_of(c)

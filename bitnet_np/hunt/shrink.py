@@ -13,7 +13,7 @@ Fails = Callable[[Sequence[Case]], list[bool]]
 """Whether each of some cases fails in the same way. Raises TimeoutError where there is no time for it."""
 
 NUMBERS = ("length", "prefix", "chunk", "batch", "threads", "layers", "kv_heads", "group", "head_dim", "width", "ffn", "vocab", "window",
-           "experts")  # fmt: skip
+           "experts", "experts_used")  # fmt: skip
 _STEPS = (2, 4, 8, 16, 32, 64, 128)
 
 
@@ -35,8 +35,9 @@ def smallest(case: Case, plain: Case, fails: Fails, keep: Callable[[Case], None]
         case = first([changed(case, "length", hint)]) or case
     case = _plainer(case, plain, first)
     for name in NUMBERS:
-        case = _lower(case, plain, name, first, width)
-    return _plainer(case, plain, first)
+        case = _lower(case, name, max(getattr(plain, name), 0), first, width)
+    case = _plainer(case, plain, first)
+    return _lower(case, "length", 0, first, width) if case.length <= plain.length else case
 
 
 First = Callable[[Sequence[Case]], Case | None]
@@ -62,12 +63,11 @@ def _differing(case: Case, plain: Case) -> list[str]:
     return [name for name in FIELDS if getattr(case, name) != getattr(plain, name)]
 
 
-def _lower(case: Case, plain: Case, name: str, first: First, width: int) -> Case:
-    """A number made smaller: first to those that leave the same remainders, then by halves."""
-    low = max(getattr(plain, name), 0)  # passes, or is plainer and was tried
+def _lower(case: Case, name: str, low: int, first: First, width: int) -> Case:
+    """A number made smaller: first to those that leave the same remainders, then by halves. low: passes, or is plainer and was tried."""
 
     def lower(values: set[int]) -> list[Case]:
-        cases = dict.fromkeys(changed(case, name, value) for value in sorted(values))
+        cases = dict.fromkeys(changed(case, name, value) for value in sorted(values) if value > low)
         return [c for c in cases if low < getattr(c, name) < getattr(case, name)]
 
     over = getattr(case, name) - low - 1

@@ -11,7 +11,7 @@ from models import random_model
 import bitnet_np as bn
 from bitnet_np.hunt.contrast import Contrast, Pool, conditions, meets
 from bitnet_np.hunt.draws import Deck
-from bitnet_np.hunt.facts import facts_of, in_words
+from bitnet_np.hunt.facts import calls_of, facts_of, in_words
 from bitnet_np.hunt.shrink import smallest
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
@@ -147,6 +147,10 @@ def test_the_smallest_case_fails_as_the_first_one_did():
     assert least == Case(layers=3, length=40)
 
 
+def calls_in(case):
+    return [end - start for start, end in calls_of(case, case.length)]
+
+
 BIASED = [name for name, traits in FAMILIES.items() if traits.biases]
 TRUTHS = {
     "length": (lambda c: c.length > 17, "the prompt is longer than 17 tokens"),
@@ -156,6 +160,13 @@ TRUTHS = {
     "window": (lambda c: 0 < c.window < c.length, "the prompt is longer than the window"),
     "any call but the first": (lambda c: c.prefix > 0 or 0 < c.chunk < c.length, "keys of an earlier call are seen"),
     "any matrix": (lambda c: any(n % 128 for n in (c.width, c.ffn, c.kv_heads * c.group * c.head_dim)), None),
+    "a call": (lambda c: 1 in calls_in(c), "the length of a call is 1"),
+    "a last tile": (lambda c: any(n > 16 and n % 16 for n in calls_in(c)), "the length of a call is at least 17 and no multiple of 16"),
+    "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
+    "threads": (lambda c: c.width % c.threads > 0, "the threads do not divide the width evenly"),
+    "a multiple": (lambda c: c.prefix > 0 and c.prefix % 16 == 0, None),
+    "an id": (lambda c: tokens_of(c)[0].max() >= 128, "the highest id of the prompt is at least 128"),
+    "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token is at least 2"),
     "biases": (lambda c: c.family in BIASED and c.width > 64, "the width is at least 65 and the model has biases"),
 }
 
