@@ -54,7 +54,7 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "pieces": (0.3, "the number of calls is {}", ""),
     "windows": (0.3, "the number of whole windows before the last token is {}", ""),
     "later": (0.3, "the number of tokens behind the prefix is {}", ""),
-    "highest": (0.2, "the highest id of the prompt is {}", ""),
+    "highest": (0.45, "the highest id of the prompt is {}", ""),
     "calls": (0.15, "the length of {a} call is {}", ""),
     "later_calls": (0.25, "the length of {a} call behind the first is {}", ""),
     "starts": (0.3, "the first position of {a} call is {}", ""),
@@ -252,16 +252,18 @@ def _about(fact: str, bad: NDArray, good: NDArray) -> Iterator[Atom]:
         yield from (Atom(fact, x, x, no=True) for x in others if x not in names)
         return
     values, tried = _numbers(bad), _numbers(good)
-    if fact not in ("highest", "starts"):  # these have too many values for one of them to be an exception
+    if fact != "highest":  # which has so many values that one is nearly always an exception
         yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
     if np.isnan(bad).all(axis=1).any():
         return
-    yield from (Atom(fact, x, x) for x in values if (bad == x).any(axis=1).all())
     low, high = np.nanmax(bad, axis=1).min(), np.nanmin(bad, axis=1).max()
     if below := [x for x in tried if x < low]:
         yield Atom(fact, low=_number(low), gap=max(below))
     if above := [x for x in tried if x > high]:
         yield Atom(fact, high=_number(high), gap=min(above))
+    if fact == "highest":
+        return
+    yield from (Atom(fact, x, x) for x in values if (bad == x).any(axis=1).all())
     if not (np.mod(values, 1) == 0).all():
         return
     powers = np.isin(bad, _POWERS)

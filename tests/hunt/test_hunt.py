@@ -28,8 +28,8 @@ LIKE = random_model(1, family="qwen3", weights="float32", width=64, ffn=64, head
 
 FOUND = {
     "longer than 32": ("the prompt is longer than 32 tokens", {"length": 33}),
-    "head width 80": ("the head width is 80", {"head_dim": 80}),
-    "batch": ("the sequence is not the first of its batch", {"batch": 2}),
+    "head width 80": ("the head width is 80", {"head_dim": 80, "length": 1}),
+    "batch": ("the sequence is not the first of its batch", {"batch": 2, "length": 1}),
     "chunks of a long prompt": ("the prompt comes in chunks and the prompt is longer than 64 tokens", {"length": 65, "chunk": 1}),
 }
 
