@@ -11,7 +11,10 @@ from models import random_model
 import bitnet_np as bn
 from bitnet_np.hunt.contrast import Contrast, Pool, conditions, meets
 from bitnet_np.hunt.draws import Deck
-from bitnet_np.hunt.facts import calls_of, facts_of, in_words
+from bitnet_np.hunt.engine import engine_of
+from bitnet_np.hunt.facts import Atom, calls_of, facts_of, in_words
+from bitnet_np.hunt.outcome import Judge
+from bitnet_np.hunt.run import Finding, Runner, _Hunting
 from bitnet_np.hunt.shrink import smallest
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
@@ -99,6 +102,29 @@ def test_a_crash_is_a_finding_with_its_condition():
     assert finding.where.startswith("crash where the number of layers is at least 3: ")
 
 
+@pytest.mark.parametrize(("fault", "count"), [({"layers": 4}, 1), ({"head_dim": 80}, 2)])
+def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, count):
+    """A finding says that 3 layers are wrong. So are 4: its condition was too narrow. A head width of 80 is another mistake, told apart."""
+
+    def engine(model, tokens):
+        condition = "third layer" if model.config.n_layers > 2 else "head width 80"
+        return engine_with(condition)(model, tokens)
+
+    runner = Runner(engine_of(engine), LIKE, Judge())
+    hunting = _Hunting(runner, 60, 0, lambda runs, findings, left: None)
+    hunting.plain, edges = case_like(LIKE)
+    hunting.deck = Deck(edges | {name: edges[name][:1] for name in ("batch", "ragged", "window", *engine_of(engine).knobs)}, hunting.rng)
+    first, other = replace(hunting.plain, layers=3), replace(hunting.plain, **fault)
+    outcomes = [runner.run(case) for case in (hunting.plain, first, other)]
+    assert [outcome.failed for outcome in outcomes] == [False, True, True]
+    hunting.result.findings.append(Finding(first, outcomes[1], (Atom("layers", 3, 3),), True, 1, 1))
+    assert hunting.pursue(other)
+    findings = hunting.result.findings
+    assert len(findings) == count
+    assert {atom.fact for atom in findings[-1].condition} == {*fault}, findings[-1].where
+    assert meets(findings[-1].condition, other)
+
+
 def test_an_engine_that_takes_nothing_is_invalid():
     def engine(model, tokens):
         raise NotImplementedError
@@ -165,6 +191,7 @@ TRUTHS = {
     "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
     "threads": (lambda c: c.width % c.threads > 0, "the threads do not divide the width evenly"),
     "a multiple": (lambda c: c.prefix > 0 and c.prefix % 16 == 0, None),
+    "a page": (lambda c: any(start and start % 32 == 0 for start, _ in calls_of(c, c.length)), None),
     "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token is at least 2"),
     "biases": (lambda c: c.family in BIASED and c.width > 64, "the width is at least 65 and the model has biases"),
 }
