@@ -256,6 +256,8 @@ def _about(fact: str, bad: NDArray, good: NDArray) -> Iterator[Atom]:
         yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
     if np.isnan(bad).all(axis=1).any():
         return
+    if fact != "highest":
+        yield from (Atom(fact, x, x) for x in values if (bad == x).any(axis=1).all())
     low, high = np.nanmax(bad, axis=1).min(), np.nanmin(bad, axis=1).max()
     if below := [x for x in tried if x < low]:
         yield Atom(fact, low=_number(low), gap=max(below))
@@ -263,7 +265,6 @@ def _about(fact: str, bad: NDArray, good: NDArray) -> Iterator[Atom]:
         yield Atom(fact, high=_number(high), gap=min(above))
     if fact == "highest":
         return
-    yield from (Atom(fact, x, x) for x in values if (bad == x).any(axis=1).all())
     if not (np.mod(values, 1) == 0).all():
         return
     powers = np.isin(bad, _POWERS)
