@@ -119,10 +119,9 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
     assert [outcome.failed for outcome in outcomes] == [False, True, True]
     hunting.result.findings.append(Finding(first, outcomes[1], (Atom("layers", 3, 3),), True, 1, 1))
     assert hunting.pursue(other)
-    findings = hunting.result.findings
-    assert len(findings) == count
-    assert {atom.fact for atom in findings[-1].condition} == {*fault}, findings[-1].where
-    assert meets(findings[-1].condition, other)
+    *_, last = findings = hunting.result.findings
+    assert (len(findings), {atom.fact for atom in last.condition}) == (count, {*fault}), last.where
+    assert meets(last.condition, other)
 
 
 def test_an_engine_that_takes_nothing_is_invalid():
