@@ -110,12 +110,11 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
         condition = "third layer" if model.config.n_layers > 2 else "head width 80"
         return engine_with(condition)(model, tokens)
 
-    runner = Runner(engine_of(engine), LIKE, Judge())
-    hunting = _Hunting(runner, 60, 0, lambda runs, findings, left: None)
+    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 60, 0, lambda runs, findings, left: None)
     hunting.plain, edges = case_like(LIKE)
     hunting.deck = Deck(edges | {name: edges[name][:1] for name in ("batch", "ragged", "window", *engine_of(engine).knobs)}, hunting.rng)
     first, other = replace(hunting.plain, layers=3), replace(hunting.plain, **fault)
-    outcomes = [runner.run(case) for case in (hunting.plain, first, other)]
+    outcomes = [hunting.runner.run(case) for case in (hunting.plain, first, other)]
     assert [outcome.failed for outcome in outcomes] == [False, True, True]
     hunting.result.findings.append(Finding(first, outcomes[1], (Atom("layers", 3, 3),), True, 1, 1))
     assert hunting.pursue(other)
