@@ -14,7 +14,7 @@ from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
 from bitnet_np.hunt.facts import Atom, calls_of, facts_of, in_words
 from bitnet_np.hunt.outcome import Judge
-from bitnet_np.hunt.run import Finding, Runner, _Hunting
+from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit
 from bitnet_np.hunt.shrink import smallest
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
@@ -120,7 +120,7 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
     assert hunting.pursue(other)
     *_, last = findings = hunting.result.findings
     assert (len(findings), {atom.fact for atom in last.condition}) == (count, {*fault}), last.where
-    assert meets(last.condition, other)
+    assert _Pursuit(hunting, last.outcome.group, other, [last.condition]).fails([other]) == [False]
 
 
 def test_an_engine_that_takes_nothing_is_invalid():
