@@ -1,6 +1,7 @@
 """`bitnet_np.hunt`: an engine in, its failures out."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.blas import one_thread
 from ..base.errors import Error
 from ..base.validate import flag, function, instance, integer, path_of, positive
 from ..engine.tokens import check_tokens, pad
@@ -18,11 +20,10 @@ from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
-from ..testing.models import write_gguf
 from ..testing.space import CONTEXT, Case, case_like, fitted
 from .engine import Answers, Call, engine_of
 from .keep import keep, kept_cases
-from .outcome import Judge, Outcome
+from .outcome import Judge
 from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
 
@@ -60,14 +61,16 @@ def hunt(
     """
     function("progress", progress)
     instance("judge", judge, Judge)
-    runner_engine = engine_of(engine, positive("limit", limit))
     if not isinstance(like, Model | None):
         like = load(path_of(like))
     folder = None if out is None else Path(path_of(out))
     if runs is not None:
         integer("runs", runs, 1)
+    seed, single = integer("seed", seed, 0), flag("single", single)
+    seconds, workers = positive("time", time), integer("workers", workers, 1, 1024)
+    runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds)
 
-    def complete(runner: Runner, finding: Finding) -> Finding:
+    def complete(finding: Finding) -> Finding:
         report, outcome = _report(runner, finding), finding.outcome
         if report is not None and report.verdict >= Verdict.WRONG and outcome.kind == "uneven":
             outcome = replace(outcome, kind="wrong", text=report.reason)
@@ -76,19 +79,8 @@ def hunt(
             finding = replace(finding, place=_place(runner, finding))
         return finding if folder is None else keep(runner, finding, folder)
 
-    return hunt_engine(
-        runner_engine,
-        like,
-        seconds=positive("time", time),
-        runs=runs,
-        workers=integer("workers", workers, 1, 1024),
-        seed=integer("seed", seed, 0),
-        judge=judge,
-        single=flag("single", single),
-        first=[] if folder is None else kept_cases(folder),
-        progress=progress,
-        explain=complete,
-    )
+    with one_thread():
+        return hunt_engine(runner, runs, seed, single, [] if folder is None else kept_cases(folder), progress, complete)
 
 
 def _report(runner: Runner, finding: Finding) -> Report | None:
@@ -96,29 +88,22 @@ def _report(runner: Runner, finding: Finding) -> Report | None:
     outcome = finding.outcome
     if outcome.group != "numbers" or not (outcome.rows or isinstance(outcome.dump, Answers)):
         return None
-    try:
-        return runner.judge.explained(runner.model(finding.case)[0], call_of(finding.case), outcome)
-    except Error:
-        return None
+    with suppress(Error):
+        return runner.judge.explained(runner.model(finding.case), call_of(finding.case), outcome)
+    return None
 
 
 def _place(runner: Runner, finding: Finding) -> Place:
-    """Where probes find the fault: at the smallest case, with as many ids as show the whole stream if it still fails so."""
+    """Where probes find the fault: at the smallest case, with as many ids and tokens as show more if it still fails so."""
     case, names = finding.case, {atom.fact for atom in finding.condition or ()}
-    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False))
+    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False, length=max(case.length, Case().length)))
     return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case)
 
 
 def _probed(runner: Runner, case: Case) -> Place:
-    path, even = runner.folder / "probe.gguf", runner.even(case)
-
-    def run(probed: Model, call: Call) -> Outcome:
-        if runner.engine.takes_path:
-            write_gguf(path, probed)
-        return runner.run_model(probed, path, call, even)
-
+    even, row = runner.even(case), min((b for b, _ in runner.run(case).bad), default=0)
     try:
-        return probe(runner.model(case)[0], call_of(case), min((b for b, _ in runner.run(case).bad), default=0), run, runner.judge)
+        return probe(runner.model(case), call_of(case), row, lambda model, call: runner.run_model(model, call, even), runner.judge)
     except Error as error:
         return Place(f"not probed: {error}")
 
@@ -146,7 +131,6 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
     case = fitted(
         replace(plain, length=min(len(rows[0]), CONTEXT), vocab=4 * plain.width, layers=min(model.config.n_layers, 2), tied=False)
     )
-    with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
-        runner = Runner(engine, model, judge, 1, Path(name))
-        place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
+    runner = Runner(engine, model, judge)
+    place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
     return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))

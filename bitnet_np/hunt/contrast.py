@@ -9,10 +9,11 @@ number may be changed.
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
 from .facts import Atom, Facts, atoms_of, facts_of, table
@@ -26,37 +27,33 @@ ENOUGH = 10
 _EACH = 2  # runs that miss one statement alone, and pass, with which it stands: with as many numbers in place of the one that fails
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
+_STRONG = 60  # statements, those that shut out the most, of which three are taken together
+_CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
 def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple[float, Condition]]:
     """The cheapest conditions that all failing cases meet and no passing one, with their costs, cheapest first."""
-    atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
     if not passing:
         return [(0.0, ())]
+    atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
     out = ~table(passing, atoms)  # the passing cases that each statement shuts out
-    useful = [i for i in range(len(atoms)) if out[i].any()]
-    found: list[tuple[float, tuple[int, ...]]] = [(atoms[i].cost, (i,)) for i in useful if out[i].all()]
-    whole = {i for _, (i,) in found}
-    rest = [i for i in useful if i not in whole]
-    best = min((cost for cost, _ in found), default=np.inf)
-    if best > 1.8:
-        for i in rest:
-            left = ~out[i]
-            some = np.array([j for j in rest if j > i and (atoms[i].fact, atoms[i].sign) != (atoms[j].fact, atoms[j].sign)], int)
-            if some.size:
-                found += [(atoms[i].cost + atoms[j].cost, (i, j)) for j in some[out[some][:, left].all(axis=1)]]
-        best = min((cost for cost, _ in found), default=np.inf)
-    if best > 2.9:
-        strong = sorted(rest, key=lambda i: (-out[i].sum(), atoms[i].cost))[:60]
-        for i, j in combinations(strong, 2):
-            left = ~(out[i] | out[j])
-            if left.sum() < len(passing):
-                some = np.array([k for k in strong if k not in (i, j)], int)
-                found += [(sum(atoms[x].cost for x in (i, j, k)), (i, j, int(k))) for k in some[out[some][:, left].all(axis=1)]]
-    found.sort(key=lambda item: item[0])
-    kept = [(cost, tuple(atoms[i] for i in sorted(which))) for cost, which in found if cost <= found[0][0] + _SLACK]
-    return list({condition: (cost, condition) for cost, condition in kept}.values())[:_MOST]
+    pool, costs = np.flatnonzero(out.any(axis=1)), dict[Condition, float]()
+    for size, cheap in enumerate(_CHEAP):
+        if min(costs.values(), default=np.inf) <= cheap:
+            break
+        if size == 2:
+            pool = np.array(sorted(pool, key=lambda i: -out[i].sum())[:_STRONG], int)
+        outs = out[pool]
+        for some in combinations(pool, size):
+            missed = ~out[[*some]].any(axis=0)
+            for last in pool[outs[:, missed].all(axis=1)]:
+                condition = tuple(atoms[i] for i in sorted((*some, last)))
+                if len({(atom.fact, atom.sign) for atom in condition}) > size:
+                    costs[condition] = sum(atom.cost for atom in condition)
+        pool = pool[~outs.all(axis=1)]
+    cheapest = sorted(costs, key=lambda condition: costs[condition])[:_MOST]
+    return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
 
 
 def meets(condition: Condition, case: Case) -> bool:
@@ -66,6 +63,21 @@ def meets(condition: Condition, case: Case) -> bool:
 
 def every_row(case: Case) -> list[Facts]:
     return [facts_of(case, row) for row in range(case.batch)]
+
+
+class Pool:
+    """Cases that may be run, and the facts of their sequences."""
+
+    def __init__(self, cases: Iterable[Case]) -> None:
+        self.cases = list(dict.fromkeys(cases))
+        rows = [every_row(case) for case in self.cases]
+        self.facts, self.begins = [facts for some in rows for facts in some], np.cumsum([0, *map(len, rows)])[:-1]
+
+    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [sequences] -> [cases]
+        return np.logical_or.reduceat(holds, self.begins) if self.cases else holds
+
+    def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
+        return self.any(np.all(table(self.facts, condition), axis=0))
 
 
 def distance(a: Case, b: Case) -> int:
@@ -91,6 +103,7 @@ class Contrast:
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
     good: list[Facts] = field(default_factory=list)  # of sequences that are right
+    split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
     def __post_init__(self) -> None:
@@ -108,30 +121,39 @@ class Contrast:
         return self.missed >= ENOUGH or not self.condition
 
     def untested(self) -> list[Atom]:
-        """The statements of the condition that too few right runs miss alone."""
-        some = [atom for atom in self.condition or () if atom not in self.untestable]
-        return [atom for atom in some if len({*self.right_without(atom)}) < _EACH]
+        """The statements of the condition that too few right runs miss alone: where it is one number, a multiple is to be among these."""
+
+        def tested(atom: Atom) -> bool:
+            right = {*self.right_without(atom)}
+            return len(right) >= _EACH and (not atom.single or any(map(atom.divides, right)))
+
+        return [atom for atom in self.condition or () if atom not in self.untestable and not tested(atom)]
 
     def right_without(self, atom: Atom) -> list[Any]:
         """What right sequences that miss this statement alone have in place of it."""
-        return [facts[atom.fact] for facts in self.good if self.misses_alone(atom, facts)]
+        return [self.good[i][atom.fact] for i in np.flatnonzero(self.miss_alone(atom, self.good))]
 
-    def misses_alone(self, atom: Atom, facts: Facts) -> bool:
-        """Whether a sequence meets all of the condition but this statement."""
-        return all(other.holds(facts) == (other != atom) for other in self.condition or ())
+    def miss_alone(self, atom: Atom, facts: Sequence[Facts]) -> NDArray[np.bool_]:
+        """Which sequences meet all of the condition but this statement."""
+        wanted = np.array([other != atom for other in self.condition or ()])
+        return (table(facts, self.condition or ()) == wanted[:, None]).all(axis=0)
 
     def learn(self) -> None:
         before = self.condition
-        good = self.good = [facts for case in self.passing for facts in every_row(case)]
+        self.good = [facts for case in self.passing for facts in every_row(case)]
         bad: list[tuple[Case, Facts]] = []
         for case in self.failing:
             rows = self.wrong_rows(case)
-            bad += [(case, facts) for row, facts in enumerate(every_row(case)) if row in (rows or {0})]
-            good += [facts for row, facts in enumerate(every_row(case)) if rows and row not in rows]
-        self.kept = conditions([facts for _, facts in bad], good)
-        if not self.kept:  # several failures: those near the smallest case
+            for row, facts in enumerate(every_row(case)):
+                if row in (rows or {0}):
+                    bad.append((case, facts))
+                elif rows:
+                    self.good.append(facts)
+        self.kept = conditions([facts for _, facts in bad], self.good)
+        self.split = not self.kept
+        if self.split:  # several failures: those near the smallest case
             near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
-            self.kept = conditions(near or [facts_of(self.smallest)], good)
+            self.kept = conditions(near or [facts_of(self.smallest)], self.good)
         if self.condition != before:
             self.agreed = self.missed = 0
 
@@ -144,62 +166,68 @@ class Contrast:
             self.agreed += failed
             self.missed += not failed
 
-    def propose(self, count: int) -> list[Case]:
-        """The next cases to run; none where nothing is left to try."""
-        known = {*self.failing, *self.passing}
-        near = [case for case in dict.fromkeys(self.neighbours()) if case not in known]
-        chosen = self.doubtful(near, count)
-        if not chosen and self.condition is not None:
-            chosen = self.alone(near)[:count]
-        if not chosen and self.condition is not None:
-            want = self.agreed <= self.missed or not self.condition
-            for _ in range(count):
-                case = self.meeting(known) if want else self.missing(near, known)
-                case = case or (self.missing(near, known) if want else self.meeting(known))
-                want = not want if self.condition else want
-                chosen += [case] if case is not None and case not in chosen else []
-        return chosen or near[:count]
+    # --- the next runs ----------------------------------------------------------------------------------------------------------------
 
-    def doubtful(self, near: Sequence[Case], count: int) -> list[Case]:
+    def propose(self, count: int) -> list[Case]:
+        """The next cases to run: those on which the conditions disagree, or else those that test one statement, or else both sides of the
+        condition. None where nothing is left to try."""
+        known = {*self.failing, *self.passing}
+        near = Pool(case for case in self.neighbours() if case not in known)
+        if self.condition is None or (chosen := self.doubtful(near, count)):
+            return near.cases[:count] if self.condition is None else chosen
+        drawn = Pool(case for case in self.drawn() if case not in known)
+        return (self.alone(near, drawn) or self.sides(near, drawn, count))[:count]
+
+    def doubtful(self, pool: Pool, count: int) -> list[Case]:
         """Cases on which the conditions disagree most."""
-        if len(self.kept) < 2 or not near:
+        if len(self.kept) < 2 or not pool.cases:
             return []
-        rows = [every_row(case) for case in near]
-        facts, ends = [facts for some in rows for facts in some], np.cumsum([0, *map(len, rows)])[:-1]
         weight = np.exp(-4 * np.array([cost - self.kept[0][0] for cost, _ in self.kept]))
         weight /= weight.sum()
-        holds = np.array([np.logical_or.reduceat(table(facts, condition).all(axis=0), ends) for _, condition in self.kept])
+        holds = np.array([pool.meets(condition) for _, condition in self.kept])
         chosen: list[Case] = []
         for _ in range(count):
             yes = weight @ holds
             doubt = np.minimum(yes, weight.sum() - yes)
             best = int(doubt.argmax())
-            if doubt[best] < _DECIDED or near[best] in chosen:
+            if doubt[best] < _DECIDED or pool.cases[best] in chosen:
                 break
-            chosen.append(near[best])
+            chosen.append(pool.cases[best])
             same = holds[:, best] == (yes[best] >= weight.sum() / 2)
             weight = np.where(same, weight, weight / 10)  # the second run is to ask something else
         return chosen
 
-    def alone(self, near: Sequence[Case]) -> list[Case]:
-        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one."""
+    def alone(self, *pools: Pool) -> list[Case]:
+        """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one, and
+        with a multiple of a single number."""
         chosen: dict[Case, None] = {}
-        known = {*self.failing, *self.passing}
         for atom in self.untested():
             right = self.right_without(atom)
-            some = self._without(atom, near, right) or self._without(atom, (case for case in self._drawn() if case not in known), right)
-            if not some and len(right) < _EACH:
-                some = self._without(atom, near, [])
-            if some:
-                chosen[self.rng.choice(some)] = None
+            for new, pool in ((True, pools[0]), (True, pools[-1]), (len(right) >= _EACH, pools[0])):
+                lone = self.miss_alone(atom, pool.facts) & np.array(
+                    [not new or facts[atom.fact] not in right for facts in pool.facts], bool
+                )
+                some = [pool.cases[i] for i in np.flatnonzero(~pool.any(~lone))]
+                multiples = [case for case in some if atom.divides(facts_of(case)[atom.fact])]
+                if some := multiples or some * (len({*right}) < _EACH):
+                    chosen[self.rng.choice(some)] = None
+                    break
             else:
                 self.untestable.add(atom)
         return list(chosen)
 
-    def _without(self, atom: Atom, cases: Iterable[Case], old: Sequence[Any]) -> list[Case]:
-        """Those cases that miss this statement alone, with none of the old values in place of it."""
-        rows = ((case, every_row(case)) for case in cases)
-        return [case for case, every in rows if all(self.misses_alone(atom, facts) and facts[atom.fact] not in old for facts in every)]
+    def sides(self, near: Pool, drawn: Pool, count: int) -> list[Case]:
+        """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn."""
+        chosen: list[Case] = []
+        inside = not self.condition or self.agreed <= self.missed
+        for n in range(count):
+            side = inside == (n % 2 == 0 or not self.condition)
+            pools = (drawn, near) if side and self.agreed % 2 else (near, drawn)
+            for wanted, pool in product((side, not side), pools):
+                if some := [pool.cases[i] for i in np.flatnonzero(pool.meets(self.condition or ()) == wanted)]:
+                    chosen.append(self.rng.choice(some))
+                    break
+        return list(dict.fromkeys(chosen))
 
     def neighbours(self) -> Iterator[Case]:
         """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
@@ -208,43 +236,23 @@ class Contrast:
         for origin in dict.fromkeys([self.smallest, *others]):
             for name, values in self.edges.items():
                 now = getattr(origin, name)
-                more = (
-                    [now + 1, now - 1, 2 * now, now + 8, now + 2] if isinstance(now, int) and type(now) is int and len(values) > 3 else []
-                )
+                more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
                 for value in (*values, *(x for x in more if x > 0)):
                     if value != now and name != "seed":
                         yield fitted(replace(origin, **{name: value}))
                         if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
                             yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
-        for _ in range(40):
-            yield self.mixture(self.rng.choice(self.failing), self.rng.choice(self.passing)) if self.passing else self.draw()
+        for _ in range(40 * bool(self.passing)):
+            yield self.mixture(self.rng.choice(self.failing), self.rng.choice(self.passing))
+
+    def drawn(self) -> Iterator[Case]:
+        """Random cases, and mixtures of each with cases that failed."""
+        for n in range(60):
+            case = self.draw()
+            yield case
+            for _ in range(2 + n // 10):
+                yield self.mixture(case, self.rng.choice(self.failing))
 
     def mixture(self, a: Case, b: Case) -> Case:
         names = [name for name in self.edges if getattr(a, name) != getattr(b, name) and self.rng.random() < 0.5]
         return fitted(replace(a, **{name: getattr(b, name) for name in names}))
-
-    def meeting(self, known: set[Case]) -> Case | None:
-        """A case that meets the condition: one that failed, with another value of a field that the condition does not speak of, or, each
-        second time, a random one with some values of one that failed."""
-        drawn = self._drawn() if self.agreed % 2 else self._varied()
-        return next((c for c in (*drawn, *self._drawn()) if c not in known and meets(self.condition or (), c)), None)
-
-    def _varied(self) -> Iterator[Case]:
-        said = {atom.fact for atom in self.condition or ()}
-        names = [name for name, values in self.edges.items() if len(values) > 1 and name not in said]
-        for name in self.rng.sample(names, len(names)):
-            origin = self.rng.choice(self.failing)
-            yield fitted(replace(origin, **{name: self.rng.choice(self.edges[name])}))
-
-    def missing(self, near: Sequence[Case], known: set[Case]) -> Case | None:
-        """A case that just misses the condition: one number away from one that fails."""
-        some = [case for case in near if not meets(self.condition or (), case)]
-        some = some or [c for c in self._drawn() if c not in known and not meets(self.condition or (), c)][:1]
-        return self.rng.choice(some) if some else None
-
-    def _drawn(self) -> Iterator[Case]:
-        for n in range(120):
-            case = self.draw()
-            yield case
-            for _ in range(2 + n // 20):
-                yield self.mixture(case, self.rng.choice(self.failing))

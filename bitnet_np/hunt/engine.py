@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from ..model.records import Config, Model
 from ..servers.client import client_of
 from ..servers.completions import Completions
 from ..servers.endpoint import server_at
-from ..testing.models import write_gguf
 
 MOST_BYTES = 1 << 28
 """Bytes that an engine may write in one run."""
@@ -80,20 +79,10 @@ class _Limited:
     takes_path = True  # whether it takes a model as a file
     batches = (True, True)  # whether several sequences can be told, and whether their lengths may differ
     knobs: tuple[str, ...] = ()  # what a call may change
-    limit = float("inf")  # seconds for one run
 
     def variants(self) -> list[Any]:
         """The engine in each way in which it may be asked, where its template leaves that open."""
         return [self]
-
-    @contextmanager
-    def hurried(self, least: float, enough: float) -> Iterator[None]:
-        """A time in which a run need not be waited for until the limit, because it is known that the engine hangs."""
-        before, self.limit = self.limit, min(self.limit, max(least, enough))
-        try:
-            yield
-        finally:
-            self.limit = before
 
 
 def _words(template: str, allowed: Sequence[str], needed: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -111,8 +100,7 @@ def _words(template: str, allowed: Sequence[str], needed: Collection[str]) -> tu
 
 def _filled(words: Sequence[str], call: Call, **values: Any) -> list[str]:
     """The words of a command for a call."""
-    most = max(len(ids) for ids in call.tokens) - call.prefix
-    values |= {"chunk": call.chunk or most, "threads": call.threads, "prefix": call.prefix}
+    values |= {"chunk": call.chunk or max(map(len, call.tokens)), "threads": call.threads, "prefix": call.prefix}
     return [re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]), word) for word in words]
 
 
@@ -323,9 +311,6 @@ class Function(_Limited):
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
         """Call it. An exception is a crash, or a refusal where it says so."""
         values = {"chunk": call.chunk or None, "threads": call.threads, "prefix": call.prefix}
-        if self.takes_path and isinstance(model, Model):
-            write_gguf(folder / "model.gguf", model)
-            model = folder / "model.gguf"
         tokens = call.tokens[0].copy() if len(call.tokens) == 1 else [ids.copy() for ids in call.tokens]
         try:
             result = self.function(model, tokens, **{name: values[name] for name in self.knobs})

@@ -1,8 +1,6 @@
 """A failing case in a folder: the model, the tokens, what the engine gave, a report, and a test that runs it again."""
 
 import json
-import shutil
-import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from ..testing.models import write_gguf
 from ..testing.space import FIELDS, Case
 from .engine import Command, Engine, Function, engine_of, write_tokens
 from .facts import in_words
-from .outcome import Judge, Outcome, definition
+from .outcome import Judge, Outcome
 from .run import Finding, Runner, call_of
 
 _TEST = '''"""{what}
@@ -45,21 +43,19 @@ def keep(runner: Runner, finding: Finding, folder: Path) -> Finding:
     own = folder / f"case-{number}"
     own.mkdir(parents=True)
     case, engine = finding.case, runner.engine
-    model, _ = runner.model(case)
-    write_gguf(own / "model.gguf", model)
+    write_gguf(own / "model.gguf", runner.model(case))
     suffix = (engine.suffix or ".npy") if isinstance(engine, Command) else ".json"
     write_tokens(own / f"tokens{suffix}", call_of(case).tokens)
     for b, (_, rows) in enumerate(finding.outcome.rows):
         np.save(own / f"out{f'-{b}' if b else ''}.npy", rows)
-    template = None if isinstance(engine, Function) else engine.template
-    facts: dict[str, Any] = {
-        "engine": template,
+    facts = {
+        "engine": None if isinstance(engine, Function) else engine.template,
         "case": vars(case),
         "where": finding.where,
         "outcome": finding.outcome.kind,
         "text": finding.outcome.text,
+        "exact": runner.even(case),
     }
-    facts |= {"exact": runner.even(case)}
     (own / "case.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     report = Report(Verdict.INVALID, f"{finding.what}: {finding.outcome.text}") if finding.report is None else finding.report
     about = {"hunted": finding.where, "case": in_words(case), **machine_facts()}
@@ -97,14 +93,7 @@ def again(folder: Path, engine: Engine | Any = None, judge: Judge = Judge()) -> 
     """Run the case of a folder again. engine: another one than the folder's command, or the function. Raises FileFormatError."""
     case, content = read_case(folder)
     engine = engine_of(content.get("engine") if engine is None else engine)
-    suffix = next((path.suffix for path in folder.glob("tokens.*")), ".npy")
     if isinstance(engine, Command) and not engine.suffix:
-        engine = replace(engine, suffix=suffix)
-    path = folder / "model.gguf"
-    model, call = load(path), call_of(case)
-    with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        inside = Path(name) / "run"
-        inside.mkdir()
-        copied = Path(shutil.copy(path, name))
-        ran = engine.run(copied if engine.takes_path else model, model.config, call, inside)
-        return judge.outcome(ran, model, call, definition(model, call), content.get("exact") is True)
+        engine = replace(engine, suffix=next((path.suffix for path in folder.glob("tokens.*")), ".npy"))
+    with one_thread():
+        return Runner(engine, None, judge).run_model(load(folder / "model.gguf"), call_of(case), content.get("exact") is True)

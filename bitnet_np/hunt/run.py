@@ -2,19 +2,19 @@
 
 import random
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..base.blas import one_thread
-from ..base.errors import Error
+from ..base.errors import ShapeError, UnsupportedError
 from ..judge.report.report import Report
 from ..judge.verdict import Judged
 from ..model.records import Model
@@ -22,7 +22,7 @@ from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
-from .engine import Call, Engine
+from .engine import Call, Command, Engine, Server
 from .facts import in_words, positions_in_words
 from .outcome import Judge, Outcome, definition
 from .probes import Place
@@ -41,6 +41,7 @@ GIVEN = ("weights", "table", "tied", "extras", "family")
 _TWICE = 6  # one of so many runs that pass is run again
 _FIRST_PART = 0.25  # of the time, for the question which families and types the engine takes
 _KEPT = 24  # models at a time
+_HANG = 3.0, 5.0  # a failure that is a hang: seconds, and times of the slowest run, after which another run is one
 
 
 @dataclass(frozen=True)
@@ -136,49 +137,41 @@ Runs = Callable[[int, int, float], None]
 
 
 class Runner:
-    """Runs cases: models in a private folder, outcomes kept."""
+    """Runs cases, each in a private folder, and keeps the outcomes."""
 
-    def __init__(self, engine: Engine, like: Model | None, judge: Judge, workers: int, folder: Path) -> None:
-        self.engine, self.like, self.judge, self.folder = engine, like, judge, folder
+    def __init__(self, engine: Engine, like: Model | None, judge: Judge, workers: int = 1, seconds: float = float("inf")) -> None:
+        self.engine, self.like, self.judge, self.workers = engine, like, judge, workers
         self.outcomes: dict[Case, Outcome] = {}
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
-        self.pool, self.lock = ThreadPoolExecutor(workers), threading.Lock()
-        self.models: dict[Case, tuple[Model, Path]] = {}
-        self.workers, self.count, self.slowest, self.deadline = workers, 0, 0.0, float("inf")
+        self.pool, self.slowest = ThreadPoolExecutor(workers), 0.0
+        self.begin = time.monotonic()
+        self.deadline = self.begin + seconds
+        self.made = lru_cache(_KEPT)(lambda case: model_of(case, like))
 
-    def model(self, case: Case) -> tuple[Model, Path]:
-        """The model of a case, and its file."""
-        key = replace(case, **{name: getattr(Case(), name) for name in CALL})
-        with self.lock:
-            if key not in self.models:
-                while len(self.models) >= _KEPT + self.workers:
-                    _, path = self.models.pop(next(iter(self.models)))
-                    path.unlink(missing_ok=True)
-                self.count += 1
-                path = self.folder / f"model-{self.count}.gguf"
-                model = model_of(key, self.like)
-                if self.engine.takes_path:
-                    write_gguf(path, model)
-                self.models[key] = model, path
-            return self.models[key]
+    def model(self, case: Case) -> Model:
+        """The model of a case."""
+        return self.made(replace(case, **{name: getattr(Case(), name) for name in CALL}))
 
     def run(self, case: Case, engine: Engine | None = None) -> Outcome:
         """The outcome of one run, or of one that is known."""
-        if case in self.outcomes:
-            return self.outcomes[case]
-        try:
-            model, path = self.model(case)
-        except Error as error:  # as GGUF has no name for
-            return self.outcomes.setdefault(case, Outcome("refused", str(error)))
-        self.outcomes[case] = self.run_model(model, path, call_of(case), self.even(case), engine)
+        if case not in self.outcomes:
+            try:
+                outcome = self.run_model(self.model(case), call_of(case), self.even(case), engine)
+            except (ShapeError, UnsupportedError) as error:  # as GGUF has no name for
+                outcome = Outcome("refused", str(error))
+            self.outcomes[case] = outcome
         return self.outcomes[case]
 
-    def run_model(self, model: Model, path: Path, call: Call, even: bool, engine: Engine | None = None) -> Outcome:
+    def run_model(self, model: Model, call: Call, even: bool, engine: Engine | None = None) -> Outcome:
         """The outcome of a run of a model, which is in a file where the engine takes one."""
         engine, ours = engine or self.engine, definition(model, call)
-        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name:
+            path, inside = Path(name) / "model.gguf", Path(name) / "run"
+            inside.mkdir()
+            if engine.takes_path:
+                write_gguf(path, model)
             begin = time.monotonic()
-            ran = engine.run(path if engine.takes_path else model, model.config, call, Path(name))
+            ran = engine.run(path if engine.takes_path else model, model.config, call, inside)
             if ran.kind == "ok":
                 self.slowest = max(self.slowest, time.monotonic() - begin)
             outcome = self.judge.outcome(ran, model, call, ours, even)
@@ -190,11 +183,10 @@ class Runner:
         """Whether the engine's plainest runs of the same family and types were exact but for float32's rounding."""
         return not case.experts and all(self.exact.get((name, getattr(case, name)), False) for name in GIVEN)
 
-    def run_all(self, cases: Iterable[Case]) -> list[Outcome]:
+    def run_all(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
         if time.monotonic() > self.deadline:
             raise TimeoutError
-        cases = list(cases)
         outcomes = list(self.pool.map(self.run, cases))
         for case in cases:  # in one order, whichever was first: the next draws depend on it
             self.outcomes[case] = self.outcomes.pop(case)
@@ -218,66 +210,49 @@ def call_of(case: Case) -> Call:
 
 
 def hunt_engine(
-    engine: Engine,
-    like: Model | None = None,
-    *,
-    seconds: float = 60.0,
-    runs: int | None = None,
-    workers: int = 1,
-    seed: int = 0,
-    judge: Judge = Judge(),  # noqa: B008 - frozen
-    single: bool = False,
-    first: Sequence[Case] = (),
-    progress: Runs = lambda runs, findings, left: None,
-    explain: Callable[[Runner, Finding], Finding] = lambda runner, finding: finding,
+    runner: Runner, most: int | None, seed: int, single: bool, first: Sequence[Case], progress: Runs, explain: Callable[[Finding], Finding]
 ) -> Hunt:
-    """Hunt for failures of an engine. single: whether calls have one sequence. first: cases that are run before others are drawn. explain:
-    completes a finding."""
-    with tempfile.TemporaryDirectory(prefix="bitnet-np-hunt-", ignore_cleanup_errors=True) as name, one_thread():
-        hunt = _Hunting(Runner(engine, like, judge, workers, Path(name)), seconds, runs, seed, progress)
-        try:
+    """Hunt for failures of an engine. most: runs at most. single: whether calls have one sequence. first: cases that are run before others
+    are drawn. explain: completes a finding."""
+    hunt = _Hunting(runner, most, seed, progress)
+    result = hunt.result
+    try:
+        with suppress(TimeoutError):
             hunt.all(first, single)
-        except TimeoutError:
-            pass
-        except KeyboardInterrupt:
-            hunt.result.notes.append("ended by Ctrl-C")
-        try:
-            hunt.runner.deadline = float("inf")
-            for n, finding in enumerate(hunt.result.findings):
-                hunt.result.findings[n] = explain(hunt.runner, finding)
-        except KeyboardInterrupt:
-            hunt.result.notes.append("ended by Ctrl-C")
-        hunt.runner.pool.shutdown(cancel_futures=True)
-        hunt.result.runs, hunt.result.seconds = len(hunt.runner.outcomes), time.monotonic() - hunt.begin
-        return hunt.result
+    except KeyboardInterrupt:
+        result.notes.append("ended by Ctrl-C")
+    try:
+        runner.deadline = float("inf")
+        for n, finding in enumerate(result.findings):
+            result.findings[n] = explain(finding)
+    except KeyboardInterrupt:
+        result.notes.append("ended by Ctrl-C")
+    runner.pool.shutdown(cancel_futures=True)
+    result.runs, result.seconds = len(runner.outcomes), time.monotonic() - runner.begin
+    return result
 
 
 class _Hunting:
-    def __init__(self, runner: Runner, seconds: float, runs: int | None, seed: int, progress: Runs) -> None:
-        self.runner, self.most, self.progress = runner, runs, progress
-        self.rng, self.result = random.Random(seed), Hunt()
-        self.begin = time.monotonic()
-        self.seconds, runner.deadline = seconds, self.begin + seconds
-        self.plain = Case()
-        self.refusals: dict[tuple[str, Any], int] = {}
+    def __init__(self, runner: Runner, most: int | None, seed: int, progress: Runs) -> None:
+        self.runner, self.most, self.progress = runner, most, progress
+        self.rng, self.result, self.plain = random.Random(seed), Hunt(), Case()
+        self.refusals: Counter[tuple[str, Any]] = Counter()
 
     @property
     def over(self) -> bool:
-        done = len(self.runner.outcomes)
-        self.progress(done, len(self.result.findings), self.runner.deadline - time.monotonic())
-        return time.monotonic() > self.runner.deadline or (self.most is not None and done >= self.most)
+        done, left = len(self.runner.outcomes), self.runner.deadline - time.monotonic()
+        self.progress(done, len(self.result.findings), left)
+        return left < 0 or (self.most is not None and done >= self.most)
 
     def all(self, first: Sequence[Case], single: bool) -> None:
+        """Ask what the engine takes, then draw cases until the time is over."""
         like, engine = self.runner.like, self.runner.engine
         self.plain, edges = case_like(like) if like else (fitted(Case()), dict(EDGES))
         fixed = {"chunk", "threads", "prefix"} - {*engine.knobs} | ({"batch", "ragged"} if single else set())
         edges |= {name: edges[name][:1] for name in fixed}
         if not self.base(like is None):
             return
-        edges = {
-            name: tuple(dict.fromkeys([getattr(self.plain, name), *values])) if name in ("family", "weights") else values
-            for name, values in edges.items()
-        }
+        edges |= {name: tuple(dict.fromkeys([getattr(self.plain, name), *edges[name]])) for name in ("family", "weights")}
         self.deck = Deck(edges, self.rng)
         self.rng.seed(self.rng.random())
         for case in (self.plain, *first):
@@ -318,16 +293,15 @@ class _Hunting:
 
     def learn_limits(self) -> None:
         """Which families, types and batches the engine takes: each alone, in the plainest case. Numbers that are wrong are a failure."""
-        runner, until = self.runner, self.begin + _FIRST_PART * self.seconds
-        changes: list[tuple[str, Any]] = [(name, 2) for name in ("batch", *runner.engine.knobs) if len(self.deck.edges[name]) > 1]
-        changes += [("ragged", True)] if len(self.deck.edges["ragged"]) > 1 else []
-        changes += [(name, self.deck.edges[name][1]) for name in ("window", "experts", "rope_width") if len(self.deck.edges[name]) > 1]
-        changes += [(name, value) for name in GIVEN for value in self.deck.edges[name][1:]]
+        runner, edges, until = self.runner, self.deck.edges, self.runner.begin + _FIRST_PART * (self.runner.deadline - self.runner.begin)
         if not runner.engine.batches[1]:
             self.deck.without("ragged", True)
         several = replace(self.plain, batch=2, length=8)
-        trials = [(name, value, changed(several if name == "ragged" else self.plain, name, value)) for name, value in changes]
-        trials = [trial for trial in trials if trial[1] in (*self.deck.edges[trial[0]], 2) and trial[2] != self.plain]
+        changes: list[tuple[str, Any]] = [(name, 2) for name in ("batch", *runner.engine.knobs) if len(edges[name]) > 1]
+        changes += [(name, x) for name in ("ragged", "window", "experts", "rope_width") for x in edges[name][1:2]]
+        changes += [(name, x) for name in GIVEN for x in edges[name][1:]]
+        trials = [(name, x, changed(several if name == "ragged" else self.plain, name, x)) for name, x in changes]
+        trials = [trial for trial in trials if trial[2] != self.plain]
         wrong: list[Case] = []
         for at in range(0, len(trials), runner.workers):
             some = trials[at : at + runner.workers]
@@ -336,7 +310,7 @@ class _Hunting:
                     if name == "family":
                         self.deck.without(name, value)
                 break
-            for (name, value, case), outcome in zip(some, runner.run_all(case for *_, case in some), strict=True):
+            for (name, value, case), outcome in zip(some, runner.run_all([case for *_, case in some]), strict=True):
                 limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")
                 if outcome.kind == "refused" or limit or (name in ("batch", "ragged") and outcome.kind == "invalid"):
                     self.leave_out(name, value, outcome)
@@ -361,10 +335,10 @@ class _Hunting:
         taken = [c for c, o in self.runner.outcomes.items() if o.kind != "refused"]
         values = {(name, getattr(case, name)) for name, known in self.deck.edges.items() if getattr(case, name) != known[0]}
         suspects = [(name, value) for name, value in values if all(getattr(c, name) != value for c in taken)]
-        for name, value in suspects:
-            self.refusals[name, value] = self.refusals.get((name, value), 0) + 1
-            if len(suspects) == 1 or self.refusals[name, value] >= 5:
-                self.leave_out(name, value, outcome)
+        self.refusals.update(suspects)
+        for suspect in suspects:
+            if len(suspects) == 1 or self.refusals[suspect] >= 5:
+                self.leave_out(*suspect, outcome)
 
     def leave_out(self, name: str, value: Any, outcome: Outcome) -> None:
         """Draw a value no more, and no other one where the engine does not know what the field is."""
@@ -374,14 +348,23 @@ class _Hunting:
             self.deck.edges[name] = self.deck.edges[name][:1]
 
     def pursue(self, case: Case) -> bool:
-        """Make a finding of a case that failed, unless one explains it. False where it does."""
-        group = self.runner.outcomes[case].group
-        for n, finding in enumerate(self.result.findings):
-            if finding.outcome.group == group and finding.condition is not None and meets(finding.condition, case):
-                self.result.findings[n] = replace(finding, failing=finding.failing + 1)
+        """Make a finding of a case that failed, unless one explains it, or does with a wider condition. False where one does as it is."""
+        group, findings, engine = self.runner.outcomes[case].group, self.result.findings, self.runner.engine
+        known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
+        for n, condition in known.items():
+            if meets(condition, case):
+                findings[n] = replace(findings[n], failing=findings[n].failing + 1)
                 return False
-        with self.runner.engine.hurried(3.0, 5 * self.runner.slowest) if group == "hang" else nullcontext():
-            self.result.findings.append(_Pursuit(self, group, case).finding())
+        if group == "hang" and isinstance(engine, Command | Server):
+            self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
+        for n in known:
+            wider = _Pursuit(self, group, findings[n].case, [known[i] for i in known if i != n]).finding(wider=True)
+            if wider.condition is not None and meets(wider.condition, case):
+                findings[n] = wider
+                break
+        else:
+            findings.append(_Pursuit(self, group, case, [*known.values()]).finding())
+        self.runner.engine = engine
         return True
 
 
@@ -392,31 +375,34 @@ class _Pursuit:
     hunt: _Hunting
     group: str  # of the outcomes that are this failure
     smallest: Case
+    explained: list[Condition]  # of other failures of the group
 
-    def finding(self) -> Finding:
-        """What is known of it when nothing is left to ask, or the time is over."""
+    def finding(self, wider: bool = False) -> Finding:
+        """What is known of it when nothing is left to ask, or the time is over. wider: whether to look for one condition of all failing
+        cases, and no longer than there may be one."""
         runner, case = self.hunt.runner, self.smallest
         bad, contrast = runner.outcomes[case].bad, None
         hint = 1 + min(p for _, p in bad) if bad else None
         with suppress(TimeoutError):
-            smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
+            if not wider:
+                smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
             contrast = self.contrast()
-            while not contrast.stands and not self.hunt.over and (cases := contrast.propose(runner.workers)):
+            while not (contrast.stands or self.hunt.over or (wider and contrast.split)) and (cases := contrast.propose(runner.workers)):
                 for c, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
                         self.hunt.refuse(c, outcome)
-                    elif outcome.kind == "ok" or self.is_same(outcome):
-                        contrast.add(c, self.is_same(outcome))
+                    elif outcome.kind == "ok" or self.is_same(c, outcome):
+                        contrast.add(c, outcome.failed)
         contrast = contrast or self.contrast()
-        condition = contrast.condition
+        condition = None if wider and contrast.split else contrast.condition
         cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
         told = {atom.fact for atom in condition or ()}
         where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
         outcome = runner.outcomes[self.smallest]
         return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
 
-    def is_same(self, outcome: Outcome) -> bool:
-        return outcome.failed and outcome.group == self.group
+    def is_same(self, case: Case, outcome: Outcome) -> bool:
+        return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
 
     def bad(self, case: Case) -> tuple[tuple[int, int], ...]:
         return self.hunt.runner.outcomes[case].bad
@@ -435,12 +421,12 @@ class _Pursuit:
     def fails(self, cases: Sequence[Case]) -> list[bool]:
         if self.hunt.over and self.hunt.most is not None:
             raise TimeoutError
-        return [self.is_same(outcome) for outcome in self.run(cases)]
+        return [self.is_same(*pair) for pair in zip(cases, self.run(cases), strict=True)]
 
     def contrast(self) -> Contrast:
         """This failure's cases beside all that pass."""
         outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
-        failing = [c for c, o in outcomes.items() if self.is_same(o)]
+        failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
         passing = [c for c, o in outcomes.items() if o.kind == "ok"]
         rows = lambda c: {b for b, _ in self.bad(c)}  # noqa: E731
         return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng)

@@ -15,7 +15,7 @@ from ..base.tensor_types import I2_S as _I2_S
 from ..model.families import ARCHITECTURES, FAMILIES
 from ..model.records import Blocks, Layer, Linear, LongRope, Model, Ternary, Weights, frozen
 from ..model.rope import rope_fields
-from .models import EXPERTS, Generator, random_model
+from .models import Generator, random_model
 
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -42,6 +42,7 @@ class Case:
     window: int = 0  # keys that a query sees; 0: all
     rope_width: int = 0  # numbers of a head that are rotated; 0: all, or what the family has
     experts: int = 0
+    experts_used: int = 2  # those that a token takes, where there are experts
     rope_base: float = 10000.0
     eps: float = 1e-5
     length: int = 4  # tokens of the longest sequence
@@ -77,6 +78,7 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
     "window": (0, 8, 16, 32, 33, 64, 100, 128, 300),
     "rope_width": (0, 8, 16, 24),
     "experts": (0, 4, 5, 8),
+    "experts_used": (2, 1, 3, 4),
     "rope_base": (10000.0, 500000.0, 1000000.0, 100.0),
     "eps": (1e-5, 1e-6, 1e-3),
     "length": (4, 3, 2, 1, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96, 100, 127, 128, 129,
@@ -121,7 +123,9 @@ def _fitted_traits(case: Case) -> dict[str, Any]:
     experts = case.experts if "experts" in traits.numbers else 0
     if "experts" in traits.required:
         experts = case.experts or 4
-    return {"window": window, "experts": experts, "rope_base": 10000.0 if traits.config["rope"] == "none" else case.rope_base}
+    used = min(case.experts_used, experts) if experts else Case.experts_used
+    rope_base = 10000.0 if traits.config["rope"] == "none" else case.rope_base
+    return {"window": window, "experts": experts, "experts_used": used, "rope_base": rope_base}
 
 
 def _fitted_call(case: Case) -> Case:
@@ -188,7 +192,7 @@ def model_of(case: Case, like: Model | None = None, rng: Generator | None = None
     if case.rope_width:
         shape["rope_width"] = case.rope_width
     if case.experts:
-        shape |= EXPERTS | {"experts": case.experts}
+        shape |= {"experts": case.experts, "experts_used": case.experts_used}
     if like is not None:
         shape |= {name: getattr(like.config, name) for name in _KEPT}
         if (long := like.config.longrope) is not None:
@@ -231,7 +235,6 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         "table": type_name(model.token_embd),
         "tied": model.output is None,
         "extras": c.yarn is None and c.longrope is None and model.rope_factors is not None,
-        "experts": c.experts,
     }
     drawn = dict(EDGES) | {name: (value,) for name, value in fixed.items()}
     numbers = {
@@ -241,7 +244,9 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
-    return fitted(replace(Case(), **fixed, rope_base=c.rope_base, eps=c.eps)), drawn
+    drawn["experts"] = tuple(dict.fromkeys([*EDGES["experts"][1:2], c.experts, *EDGES["experts"][2:]])) if c.experts else (0,)
+    drawn["experts_used"] = tuple(dict.fromkeys([Case.experts_used, c.experts_used or Case.experts_used, *EDGES["experts_used"]]))
+    return fitted(replace(Case(), **fixed, experts=drawn["experts"][0], rope_base=c.rope_base, eps=c.eps)), drawn
 
 
 def type_name(weights: Weights) -> str:

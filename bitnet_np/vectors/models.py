@@ -131,6 +131,7 @@ def small_like(model: Model) -> Model:
     head_dim = next(n for n in range(8, 257, 8) if 2 * group * n % block == 0)
     rotated = 2 * round(head_dim * c.rope_pairs / c.head_dim) if c.rope_width else 0
     sizes: dict[str, Any] = {"layers": 2, "width": 32, "ffn": 48, "group": group, "head_dim": head_dim, "rope_width": rotated}
+    sizes["experts"] = c.experts
     return model_of(fitted(replace(plain, window=5 if c.window else 0, **sizes)), model, Noise(300))
 
 

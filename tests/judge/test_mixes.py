@@ -16,6 +16,7 @@ from bitnet_np import spec
 from bitnet_np.judge.dump import other_layers
 from bitnet_np.judge.law.formats import EACH
 from bitnet_np.judge.law.products import rows_of
+from bitnet_np.judge.readings.attention import ROWS
 from bitnet_np.judge.report.report import OperationVerdict
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
@@ -71,6 +72,15 @@ def test_what_cells_hold_of_another_head_is_told(border, head, is_empty, is_late
     texts |= {1 - head: f"{cells} {1 - head} hold keys and values of 0: never written"} if is_empty else {}
     late = f", for tokens from position {border} on" if is_late else ""
     assert read("llama", "kqv_out", wrong) == "; ".join(texts[h] for h in sorted(texts)) + late
+
+
+def test_nothing_is_solved_for_where_the_first_tokens_are_right():
+    """Readings of attention look at the first tokens alone, and the wrong ones may be behind."""
+    ids = np.arange(2 * ROWS) % LLAMA.config.vocab
+    points = recorded(LLAMA, ids)
+    wrong = points[Key("kqv_out", 1)].astype(np.float64)
+    wrong[-3:] += np.random.default_rng(1).standard_normal(wrong[-3:].shape)
+    assert "hold" not in read_off(LLAMA, ids, points, Key("kqv_out", 1), wrong)
 
 
 @settings(max_examples=10)

@@ -176,9 +176,9 @@ def held_cells(wrong: Wrong) -> str | None:
     attended, texts = attention(wrong), []
     t, count, width = attended.values.shape
     off = np.flatnonzero(attended.wrong.places.reshape(t, count, width).any(axis=(0, 2)))
-    first = int(attended.wrong.wrong_rows[0])
-    if wrong.model.config.score_cap is not None:
+    if wrong.model.config.score_cap is not None or not off.size:  # or it is wrong behind the tokens that are looked at
         return None
+    first = int(attended.wrong.wrong_rows[0])
     for head in np.unique(off // attended.shared):
         tried = (_held(attended, int(head), border) for border in dict.fromkeys((first, t // 2, t // 4)) if 0 < border < t)
         source = next((x for x in tried if x is not None), None)
