@@ -20,12 +20,12 @@ from ..engine.tokens import check_tokens, pad
 from ..files import embedded
 from ..hunt.api import check_engine
 from ..hunt.outcome import Judge
+from ..judge.detail import Details
 from ..judge.law.precision import FLOAT32
 from ..judge.measures import Judgement, judge
 from ..judge.options import Options
 from ..judge.partial import check_partial, check_records
 from ..judge.report.ci import Case, cases_of, github, junit, tap
-from ..judge.detail import Details
 from ..judge.report.pictures import check_plot, plot
 from ..judge.report.report import Report
 from ..judge.report.text import JUDGEMENT_HEADER, as_text, judgement_row

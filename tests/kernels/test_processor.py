@@ -1,5 +1,7 @@
 """The features that kernels are compiled for: ARM's products of bytes as the system reports them, and never more than Numba's settings."""
 
+import os
+
 import llvmlite.binding as llvm
 import pytest
 from child import run_python
