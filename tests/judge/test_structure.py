@@ -78,7 +78,7 @@ def test_two_that_are_exchanged_are_told(x, data):
 @given(cubes(), FACTORS)
 def test_functions_of_each_number_are_told(x, limit):
     y = 3 * limit * x
-    y.flat[0] = limit  # all that are cut off then are this right number
+    y.flat[:2] = limit, -limit  # all that are cut off then are these right numbers
     assume((np.abs(y) > limit).sum() > 20 and (y > limit).sum() > 5)
     assert told(np.clip(y, -limit, limit), y).startswith("numbers are clipped to -")
     assert told(np.minimum(y, limit), y).startswith(f"numbers above {limit:.4g}"[:-1])

@@ -91,7 +91,7 @@ def _elsewhere(n: Numbers) -> str | None:
         return None
 
     off, last = np.flatnonzero(source != np.arange(source.size)), n.right.shape[-1]
-    if off.size > SPARE and (source[off] == source[off[0]]).all():  # a limit, which a right number happens to have
+    if off.size > 2 * SPARE and len(np.unique(source[off])) <= 2:  # limits, which right numbers happen to have
         return None
     ends = np.flatnonzero((np.diff(source[off]) != 0) | (off[1:] // last != off[:-1] // last)) + 1
 
