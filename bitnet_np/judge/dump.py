@@ -37,6 +37,7 @@ from .verdict import Verdict
 
 LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
+_MOST_WORK = 10**10  # multiply-adds of a forward pass, up to which roundings are measured at all positions
 
 
 def judge_dump(runtime: Runtime, tokens: Tokens, trace: Trace, options: Options = DEFAULT, search: bool = True) -> Report:
@@ -261,10 +262,21 @@ class _Logits(NamedTuple):
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
     def judged(self, options: Options, search: bool) -> Judgement:
-        """The verdict on them."""
-        last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
+        """The verdict on them. What is wrong by the first of them, whose logits need few tokens, may be right by all of them: roundings do
+        not reach equally far at all positions."""
+        few = self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
-        looked_at = few[: late[0]] if late.size else few  # the first of them, whose logits need few tokens
+        looked_at = few[: late[0]] if late.size else few
+        judged = self._judged(looked_at, options, search)
+        base = Variant("ours", self.runtime.model, self.runtime.dialect)
+        is_known = judged.verdict != Verdict.WRONG or judged.explanation is not None
+        if is_known or len(looked_at) == len(self.positions) or base.work(len(self.ids)) > _MOST_WORK:
+            return judged
+        return min(judged, self._judged(self.positions, options, search=False), key=lambda judged: judged.verdict)
+
+    def _judged(self, looked_at: NDArray[np.int64], options: Options, search: bool) -> Judgement:
+        """The same, with roundings measured, and mistakes tried, at some positions."""
+        last = len(self.ids) - 1
 
         kind, ours = storage_type(self.theirs), self.convert(self.every[self.positions])
         is_normalised = self.convert is log_softmax and normalised(self.theirs) is not None and invalid(ours, self.theirs) is None

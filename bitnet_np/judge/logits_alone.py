@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from math import prod
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +32,7 @@ from .law.expected import type_of
 from .law.graph import TOKENS
 from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
-from .measures import Judgement, Reach, across, judge, position_nmse, position_scale
+from .measures import Judgement, Reach, across, judge, limits, position_nmse, position_scale
 from .mistakes.catalogue import CACHE_ROUNDINGS
 from .mistakes.hypotheses import hypotheses, in_engine, sites
 from .mistakes.search import OVERHEAD, Case, Explanation, Search
@@ -219,12 +218,12 @@ class _Target:
             search.begin_unlimited()
             self.total = self.done + len(self.engines) + 2 * len(self.names)
         mistake = search.named(case, self.engines)
-        is_sought = mistake is None and not search.has_ended() and not self.closest and len(self.a) >= _POSITIONS
+        is_sought = mistake is None and not search.has_ended() and not self.closest and len(self.distinct) >= _POSITIONS
         text = mistake.text if mistake is not None else self.wrong_scale() if is_sought else None
         self.progress(self.total, self.total)
         if text is not None or not self.strong:
             return judged if text is None else _wrong(judged, text)
-        if narrow is not None:
+        if narrow is not None and self.goes_on:
             return replace(judged, verdict=Verdict.NARROW, reason=narrow)
         if not self.is_seen:
             self.said.append(f"the first {len(self.a)} of these positions are right, and no mistake was tried on the others")
@@ -234,7 +233,7 @@ class _Target:
         if cause is None:
             return judged
         # the rounding of a declared KV cache may make a router choose other experts, which no reach allows for
-        if not cause.fault and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
+        if not cause.fault and self.goes_on and (not strict or (cause.id in CACHE_ROUNDINGS and cause.kind == self.declared.kv)):
             return replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}")
         return _wrong(judged, cause.text)
 
@@ -273,13 +272,13 @@ class _Target:
     @cached_property
     def _level(self) -> float:
         """The level of noise that operations have, if theirs may be noise: it is at all positions alike, and no factor; or 0."""
-        if not self.is_seen or self.away.mean() > LARGEST_SEEN:
+        if not self.is_seen or not self.goes_on or self.away.mean() > LARGEST_SEEN:
             return 0.0
         level, noisy = across(self.away, self.reach)
         a, b = (x - x.mean(axis=1, keepdims=True) for x in (self.a, self.b.astype(np.float32)))
         rescaled = position_nmse(a * position_scale(a, b)[:, None].astype(np.float32), b)
         is_factor = rescaled.mean() < _OF_FACTOR * self.away.mean()
-        everywhere = level <= BFLOAT16_NOISE or noisy.is_in(self.away)
+        everywhere = noisy.is_alike(self.away) and (level <= BFLOAT16_NOISE or noisy.is_in(self.away))
         if is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
             return 0.0
         return level
@@ -294,6 +293,16 @@ class _Target:
         return judge(self.a, self.b, self.reach).verdict == Verdict.WRONG
 
     @cached_property
+    def goes_on(self) -> bool:
+        """Whether theirs are no farther behind the positions that are looked at than there: what explains these may explain all."""
+        errors = position_nmse(self.ours.reshape(-1, self.ours.shape[-1]), np.asarray(self.theirs).reshape(-1, self.ours.shape[-1]))
+        here = replace(
+            self.reach, nmse=max(float(self.away.mean()), self.reach.nmse), positions=np.maximum(self.away, self.reach.positions)
+        )
+        worst, mean = limits(here, len(errors))
+        return bool((errors <= worst).all() and errors.mean() <= mean)
+
+    @cached_property
     def first_look(self) -> "_FirstLook | None":
         """The first positions that are as wrong as all; None where they are no less work than all."""
         wrong = np.flatnonzero(self.away >= self.away.mean() / 2)[:_LOOKED_AT]
@@ -303,10 +312,10 @@ class _Target:
         self.base.run(right[TOKENS][None], lambda name, n, x: right.update({Key(name, n): x.reshape(len(x), -1).copy()}))
         return _FirstLook(self.base, self.run_first, right, self.a, self.b, self.away, wrong)
 
-    @cached_property
+    @property
     def work(self) -> int:
         """Multiply-adds of a run."""
-        return len(self.a) * sum(prod(x.shape) for x in (self.base.model.head, *self.base.linears()))
+        return self.base.work(len(self.a))
 
     @cached_property
     def undeclared(self) -> str | None:
@@ -333,6 +342,16 @@ class _Target:
                 break
         return None
 
+    @cached_property
+    def distinct(self) -> NDArray[np.intp]:
+        """The positions whose logits differ from those of earlier ones by more than roundings reach: equal tokens in a row make one error
+        many times."""
+        a = self.a - self.a.mean(axis=1, keepdims=True, dtype=np.float64)
+        products = a @ a.T
+        size = np.diag(products)[:, None]
+        near = size + size.T - 2 * products <= self.reach.nmse * size
+        return np.flatnonzero(~np.tril(near, -1).any(axis=1))
+
     def explains(self, x: NDArray, best: NDArray[np.float64]) -> bool:
         """Whether logits are theirs but for roundings, and _CLOSER times nearer than `best`."""
         return _explains(_distances(x, self.a, self.b), best) and self.made_by(x)
@@ -343,7 +362,7 @@ class _Target:
         Where theirs are far, our engine is run with that scale, and believed if it comes _CLOSER times nearer: a large error of another
         cause may point along.
         """
-        error = self.b.astype(np.float64) - self.a
+        error, rows = self.b.astype(np.float64) - self.a, self.distinct
         best, most, slope = "", 1.0, 0.0
         changes: dict[str, NDArray[np.float64]] = {}
         for name in self.names:
@@ -351,10 +370,10 @@ class _Target:
             if low is None or high is None or position_nmse(low, high).mean() / 4 < 2 * self.reach.nmse:
                 continue
             changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
-            along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
+            along, square = (error * change).sum(axis=1)[rows], (change**2).sum(axis=1)[rows]
             along_all = float(along.sum() / max(square.sum(), 1e-300))
             spread = np.sqrt(((along - along_all * square) ** 2).sum()) / max(square.sum(), 1e-300)
-            sure = abs(along_all) / max(_LEAST, (6 + 40 / len(self.a)) * spread)
+            sure = abs(along_all) / max(_LEAST, (6 + 40 / len(rows)) * spread)
             if sure > most:
                 best, most, slope = name, sure, float(np.clip(along_all, -50, 50))
         if not best:

@@ -20,6 +20,9 @@ from .verdict import Judged, Verdict
 
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position
+_TINY = 1e-30  # of an NMSE
+_MANY = 16  # positions, of whose quarters noise is compared
+_QUARTERS = 10  # times as much noise in one as in another
 ROUNDING_LIMIT = 1e-4
 """Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
 code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-7."""
@@ -64,6 +67,15 @@ class Reach:
         """Whether errors [P] have this noise at all positions: a mistake in attention's weights leaves the first one right."""
         few = min(len(errors), len(self.positions))
         return bool((errors[:few] > _NOWHERE * self.positions[:few]).all())
+
+    def is_alike(self, errors: Array) -> bool:
+        """Whether errors [P] have this noise in each quarter of many positions alike: a mistake may begin at one of them."""
+        few = min(len(errors), len(self.positions))
+        if few < _MANY:
+            return True
+        noise = errors[:few] / np.maximum(self.positions[:few], _TINY)
+        quarters = [float(np.median(quarter)) for quarter in np.array_split(noise, 4)]
+        return max(quarters) <= _QUARTERS * min(quarters)
 
 
 def across(errors: Array, reach: Reach) -> tuple[float, Reach]:

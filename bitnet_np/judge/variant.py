@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,10 @@ class Variant:
         """Yields every linear of every layer."""
         for layer in self.model.layers:
             yield from (getattr(layer, name) for name in self.present(MATRICES))
+
+    def work(self, rows: int) -> int:
+        """Multiply-adds of some rows."""
+        return rows * sum(prod(x.shape) for x in (self.model.head, *self.linears()))
 
     def present(self, names: Sequence[str]) -> list[str]:
         """Those of these fields of records.Layer that this model's layers have."""

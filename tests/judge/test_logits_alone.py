@@ -12,7 +12,7 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, check, forward_full
 from bitnet_np.base.errors import NonFiniteError
 from bitnet_np.judge import logits_alone
 from bitnet_np.judge.honest_engines import in_precision
-from bitnet_np.judge.law.graph import TOKENS
+from bitnet_np.judge.law.graph import LOGITS, TOKENS
 from bitnet_np.judge.law.precision import Precision
 from bitnet_np.judge.logits_alone import _explains, _FirstLook, judge_logits
 from bitnet_np.judge.measures import judge, position_nmse
@@ -22,9 +22,11 @@ from bitnet_np.judge.options import Options
 from bitnet_np.judge.variant import Variant, scaled, variant_logits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
+from bitnet_np.testing.space import Case, model_of, tokens_of
 from bitnet_np.traces.points import Key
+from scripts.judging.engine import KINDS, Engine
 
-FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
+FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG
 SMALL = {"n_layers": 4, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96}
 LLAMA = random_model(1, family="llama", tied=False, **SMALL)
 FLOATS = random_model(7, family="llama", vocab=128, n_layers=2, tied=False)
@@ -75,6 +77,30 @@ def test_wrong_logits_behind_those_that_are_looked_at_are_not_excused():
     report = check(FLOATS, ids, theirs)
     assert report.verdict is WRONG
     assert "the first 64 of these positions are right" in report.reason
+
+
+EQUAL = Case(family="bitnet-b1.58", weights="ternary", table="float16", layers=2, width=128, ffn=128, vocab=64, length=144, tokens="alike")
+LIKE = random_model(1, n_layers=2, table="float16", width=128, ffn=128, heads=4, kv_heads=2, head_dim=32, vocab=64)
+
+
+@pytest.mark.parametrize("seed", [0, 11, 27])
+def test_a_prompt_of_equal_tokens_is_one_position_many_times(seed):
+    """So a scale that is off fits its errors by chance (27), and what reaches farther behind the first positions does so at all (0, 11)."""
+    case = replace(EQUAL, seed=seed)
+    model, (ids,) = model_of(case, LIKE), tokens_of(case)
+    theirs = Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
+    assert check(model, ids, theirs, budget=2.0).verdict <= NARROW
+
+
+@pytest.mark.parametrize("at", [35, 50, 66, 90, 110])
+@pytest.mark.parametrize("seed", [0, 6])
+def test_noise_that_begins_at_a_position_is_none_of_all_operations(seed, at):
+    """Also where the positions that are looked at, the first 64, have a little noise, or a little more than float16 has."""
+    case = replace(EQUAL, seed=seed)
+    model, (ids,) = model_of(case, LIKE), tokens_of(case)
+    theirs = Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
+    theirs[at:] += 0.2 * theirs.std() * np.random.default_rng(0).standard_normal(theirs[at:].shape).astype(np.float32)
+    assert check(model, ids, theirs, budget=0.5).verdict is WRONG
 
 
 SAYS = {
