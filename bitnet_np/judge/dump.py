@@ -262,21 +262,10 @@ class _Logits(NamedTuple):
         return cls(runtime, tokens.ids[0], every, theirs, np.arange(length) if positions is None else positions, convert, has_all, notes)
 
     def judged(self, options: Options, search: bool) -> Judgement:
-        """The verdict on them. What is wrong by the first of them, whose logits need few tokens, may be right by all of them: roundings do
-        not reach equally far at all positions."""
-        few = self.positions[:_MOST_POSITIONS]
+        """The verdict on them."""
+        last, few = len(self.ids) - 1, self.positions[:_MOST_POSITIONS]
         late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
-        looked_at = few[: late[0]] if late.size else few
-        judged = self._judged(looked_at, options, search)
-        base = Variant("ours", self.runtime.model, self.runtime.dialect)
-        is_known = judged.verdict != Verdict.WRONG or judged.explanation is not None
-        if is_known or len(looked_at) == len(self.positions) or base.work(len(self.ids)) > _MOST_WORK:
-            return judged
-        return min(judged, self._judged(self.positions, options, search=False), key=lambda judged: judged.verdict)
-
-    def _judged(self, looked_at: NDArray[np.int64], options: Options, search: bool) -> Judgement:
-        """The same, with roundings measured, and mistakes tried, at some positions."""
-        last = len(self.ids) - 1
+        first = few[: late[0]] if late.size else few  # of the positions, whose logits need few tokens
 
         kind, ours = storage_type(self.theirs), self.convert(self.every[self.positions])
         is_normalised = self.convert is log_softmax and normalised(self.theirs) is not None and invalid(ours, self.theirs) is None
@@ -285,9 +274,6 @@ class _Logits(NamedTuple):
             x = self.convert(x)
             x = x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
             return _apart_from_sums(ours[: x.shape[-2]], x) if is_normalised else x
-
-        def run(variant: Variant) -> Floats:
-            return stored(variant_logits(variant, self.ids[None, : int(looked_at.max()) + 1])[0][looked_at])
 
         def run_first(variant: Variant, count: int, length: int) -> Floats:
             return stored(variant_logits(variant, np.tile(self.ids[:length], (count, 1))))
@@ -301,8 +287,19 @@ class _Logits(NamedTuple):
         nearest = self.nearest() if self.notes else last  # a row of another position tells no mistake
         base = Variant("ours", self.runtime.model, self.runtime.dialect)
         theirs = _apart_from_sums(ours, self.theirs) if is_normalised else self.theirs
-        first = run_first if self.positions[0] == 0 and self.has_all else None
-        judged = judge_logits(ours, theirs, base, run, options, search and nearest == last, self.positions, self.ids, first)
+        from_start = run_first if self.positions[0] == 0 and self.has_all else None
+
+        def judged_at(looked_at: NDArray[np.int64], search: bool) -> Judgement:
+            def run(variant: Variant) -> Floats:
+                return stored(variant_logits(variant, self.ids[None, : int(looked_at.max()) + 1])[0][looked_at])
+
+            return judge_logits(ours, theirs, base, run, options, search, self.positions, self.ids, from_start)
+
+        judged = judged_at(first, search and nearest == last)
+        is_unexplained = judged.verdict == Verdict.WRONG and judged.explanation is None
+        if is_unexplained and len(first) < len(self.positions) and base.work(len(self.ids)) <= _MOST_WORK:
+            # it may be right by all positions: roundings do not reach equally far at them
+            judged = min(judged, judged_at(self.positions, search=False), key=lambda judged: judged.verdict)
         if not self.notes:
             return judged
         judged = replace(judged, compared=(last,))

@@ -14,13 +14,12 @@ from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
 from .detail import Details
 from .first_looks import other_shape
-from .law.expected import Array
+from .law.expected import TINY, Array
 from .law.noise import FLOAT16_NOISE
 from .verdict import Judged, Verdict
 
 _OF_ROOT = 2.0**-11  # by which the root of the final norm may be off, as hardware approximates it
 _NOWHERE = 1e-4  # of the NMSE that noise makes at a position
-_TINY = 1e-30  # of an NMSE
 _MANY = 16  # positions, of whose quarters noise is compared
 _QUARTERS = 10  # times as much noise in one as in another
 ROUNDING_LIMIT = 1e-4
@@ -73,7 +72,7 @@ class Reach:
         few = min(len(errors), len(self.positions))
         if few < _MANY:
             return True
-        noise = errors[:few] / np.maximum(self.positions[:few], _TINY)
+        noise = errors[:few] / np.maximum(self.positions[:few], TINY)
         quarters = [float(np.median(quarter)) for quarter in np.array_split(noise, 4)]
         return max(quarters) <= _QUARTERS * min(quarters)
 

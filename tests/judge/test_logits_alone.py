@@ -83,12 +83,17 @@ EQUAL = Case(family="bitnet-b1.58", weights="ternary", table="float16", layers=2
 LIKE = random_model(1, n_layers=2, table="float16", width=128, ffn=128, heads=4, kv_heads=2, head_dim=32, vocab=64)
 
 
+def equal_tokens(seed):
+    """A model, ids that are all alike, and the logits of a right engine in float16."""
+    case = replace(EQUAL, seed=seed)
+    model, (ids,) = model_of(case, LIKE), tokens_of(case)
+    return model, ids, Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
+
+
 @pytest.mark.parametrize("seed", [0, 11, 27])
 def test_a_prompt_of_equal_tokens_is_one_position_many_times(seed):
     """So a scale that is off fits its errors by chance (27), and what reaches farther behind the first positions does so at all (0, 11)."""
-    case = replace(EQUAL, seed=seed)
-    model, (ids,) = model_of(case, LIKE), tokens_of(case)
-    theirs = Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
+    model, ids, theirs = equal_tokens(seed)
     assert check(model, ids, theirs, budget=2.0).verdict <= NARROW
 
 
@@ -96,9 +101,7 @@ def test_a_prompt_of_equal_tokens_is_one_position_many_times(seed):
 @pytest.mark.parametrize("seed", [0, 6])
 def test_noise_that_begins_at_a_position_is_none_of_all_operations(seed, at):
     """Also where the positions that are looked at, the first 64, have a little noise, or a little more than float16 has."""
-    case = replace(EQUAL, seed=seed)
-    model, (ids,) = model_of(case, LIKE), tokens_of(case)
-    theirs = Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
+    model, ids, theirs = equal_tokens(seed)
     theirs[at:] += 0.2 * theirs.std() * np.random.default_rng(0).standard_normal(theirs[at:].shape).astype(np.float32)
     assert check(model, ids, theirs, budget=0.5).verdict is WRONG
 

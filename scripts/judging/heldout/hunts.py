@@ -1,7 +1,7 @@
 """Hunts in each fault of a conditional set: `python hunts.py conditional_faults_b OUT [--only D01 D02] [--time 60]`.
 
-The engine takes one sequence at a time, so `--single` draws no batches. Each hunt's JSON goes to the folder OUT; one that is there is not run again. Printed is what a person has to compare: the smallest case and
-the condition beside the true edge.
+The engine takes one sequence at a time, so `--single` draws no batches. Each hunt's JSON goes to the folder OUT; one that is there is not run
+again. Printed is what a person has to compare: the smallest case and the condition beside the true edge.
 """
 
 import argparse
