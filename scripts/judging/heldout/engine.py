@@ -465,12 +465,13 @@ def faults():
     import conditional_faults
     import conditional_faults_b
     import conditional_faults_c
+    import conditional_faults_d
     import public_faults
     import public_faults_b
     import public_faults_c
     import public_faults_d
 
-    sets = [conditional_faults, conditional_faults_b, conditional_faults_c]
+    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d]
     sets += [public_faults, public_faults_b, public_faults_c, public_faults_d]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
