@@ -579,7 +579,7 @@ class _(Engine):
     "F30",
     "the last chunk of a prefix is padded to a whole chunk by its last token, and the padding stays in the cache",
     "tenstorrent/tt-metal/pull/19435",
-    lambda c, t, k, p, n: k is not None and p % k != 0,
+    lambda c, t, k, p, n: bool(k) and p % k != 0,
     "a chunk that does not divide the prefix",
     ("prefix", 1),
     ("llama_mqa", 10, 4, 5, 1),
