@@ -470,9 +470,10 @@ def faults():
     import public_faults_b
     import public_faults_c
     import public_faults_d
+    import public_faults_e
 
     sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d]
-    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d]
+    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
 
