@@ -485,8 +485,9 @@ def policy_of(policy):
     import policies
     import policies_b
     import policies_c
+    import policies_d
 
-    return (policies.POLICIES | policies_b.POLICIES | policies_c.POLICIES)[policy].make()
+    return {id: case for module in (policies, policies_b, policies_c, policies_d) for id, case in module.POLICIES.items()}[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):

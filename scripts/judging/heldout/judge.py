@@ -14,7 +14,7 @@ import bitnet_np as bn
 FORMS = {"whole": "", "layers": ("l_out", "result_output"), "logits": "result_output"}
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("set", choices=("policies", "policies_b", "policies_c", *(f"public_faults{x}" for x in ("", "_b", "_c", "_d", "_e"))))
+parser.add_argument("set", choices=(*(f"policies{x}" for x in ("", "_b", "_c", "_d")), *(f"public_faults{x}" for x in ("", "_b", "_c", "_d", "_e"))))
 parser.add_argument("form", choices=FORMS)
 parser.add_argument("--budget", type=float, default=15.0, help="seconds of each search for causes (default %(default)s)")
 options = parser.parse_args()

@@ -1,5 +1,5 @@
-"""Sixty more faults that act always (X01..X60), by a fifth author, each ported from a public report on an inference engine, kernel, loader or
-converter. 23 are alike in all layers that have the operation, 19 are local, 18 are subtle. Sizes of tiles, windows, buffers and
+"""Sixty more faults that act always (X01..X60), by a fifth author, each ported from a public report on an inference engine, kernel, loader
+or converter. 23 are alike in all layers that have the operation, 19 are local, 18 are subtle. Sizes of tiles, windows, buffers and
 ranks are scaled down to the models; brackets say where a case differs from its report.
 
 FAULTS: id -> record as in public_faults_d.py. `kind` is the part of the engine, `family` the sort of mistake.
