@@ -13,7 +13,7 @@ from .fast.emit import LANES, STEP, has_fma
 from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, add_planes, open_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
-from .processor import instruction_path
+from .processor import instruction_path, is_zen_5
 from .tiles import IS_AMD, STREAM, STREAMS, TOKENS, WIDE
 from .workspace import aligned
 
@@ -25,9 +25,11 @@ _BESIDE = STREAMS if WIDE else 1  # streams that take turns together, of one tok
 _BESIDE_TWO = -(-_BESIDE // 2)  # of two tokens
 
 _NEVER = 1 << 31  # more tokens than there are
-LEAST = {"avx512-vnni": _NEVER if IS_AMD else 16, "avx512": 5}.get(instruction_path(), 3)
+_LEAST_VNNI = 16 if not IS_AMD else 24 if is_zen_5() else _NEVER
+LEAST = {"avx512-vnni": _LEAST_VNNI, "avx512": 5}.get(instruction_path(), 3)
 """From this many tokens on, codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks once for every four.
-AMD's processors unpack in parallel with their byte dot products; on others, unpacking takes the place of dot products."""
+Zen 4 unpacks in parallel with its byte dot products. On Intel's processors, unpacking takes the place of dot products, and on Zen 5, which
+does twice as many of them, reading the activations of four tokens for each group of rows takes as long."""
 
 
 class Product(NamedTuple):

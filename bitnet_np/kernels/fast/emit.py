@@ -152,8 +152,9 @@ class Emitter:
         """A pointer to bytes, moved on by a number of bytes."""
         return self.builder.gep(self.builder.bitcast(pointer, I8.as_pointer()), [constant(I64, count)])
 
-    def prefetch(self, pointer: ir.Value) -> None:
-        self.named("llvm.prefetch.p0", ir.VoidType(), pointer, *(constant(I32, n) for n in (0, 2, 1)))  # read, second level, data
+    def prefetch(self, pointer: ir.Value, level: int = 2) -> None:
+        """Ask for a cache line, to be read from the cache of this level."""
+        self.named("llvm.prefetch.p0", ir.VoidType(), pointer, *(constant(I32, n) for n in (0, 4 - level, 1)))  # to read, level, data
 
     def place(self, start: ir.Value, stride: ir.Value, index: int, plus: int = 0) -> ir.Value:
         """start + index * stride + plus."""
