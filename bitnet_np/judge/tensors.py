@@ -28,6 +28,7 @@ from .equivalence import ROTATED
 from .evidence import matched
 from .honest_engines import FLOOR, one_scale
 from .hypothesis import Compute, Computes, Hypothesis, Values
+from .law.codes import AGAIN, wrong_codes
 from .law.expected import TINY, Expected, U
 from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
@@ -35,6 +36,7 @@ from .law.noise import (
     COARSEST_SEEN,
     FLOAT16_NOISE,
     OF_SUMS,
+    PRODUCTS,
     SEVERAL,
     UNEVEN,
     Noise,
@@ -163,9 +165,13 @@ class TensorJudge:
         """The error of an operation as noise."""
         theirs = self.theirs[site.key]
         found = residual(site.key, expected.value, site.unit(*inputs), theirs)
-        if site.key != LOGITS or found.odd:  # which no other product need be like
+        if found.odd or found.kind != PRODUCTS:
             return found
-        return found._replace(odd=left_out(inputs[0], self.model.head, theirs - expected.value))
+        weights, error = linear_of(self.model, site.key).weights, theirs - expected.value
+        odd = left_out(inputs[0], weights, error) if site.key == LOGITS else ""  # which no other product need be like
+        if not odd and found.level > AGAIN:
+            odd = wrong_codes(inputs[0], weights, error)
+        return found._replace(odd=odd)
 
     def _wrong(self, site: Operation) -> OperationVerdict:
         """An operation that is not within its bound: its cause, or the noise that all operations of its kind have."""

@@ -93,6 +93,8 @@ class Draw:
         ends = int(position.max()) + 1
         mask = self.rng.choice(f32([0, 0, 1.5, -np.inf]), (self.size(1, int(slot.max()) + 1), ends, ends))
         mask[:, self.rng.integers(ends)] = -np.inf
+        first, end = sorted(self.rng.integers(ends + 1, size=2))  # keys that half of the queries do not see: of whole chunks, too
+        mask[:, self.rng.random(ends) < 0.5, first:end] = -np.inf
         return q, k, v, slot, position, mask, *self.scoring()
 
     def rope(self) -> tuple:

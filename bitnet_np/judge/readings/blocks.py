@@ -1,15 +1,14 @@
 """The factor, and the constant, that each block of the weights of a row has: solved for where there are more positions than blocks."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ...base.block_formats import FORMATS, RUN, Factor
-from ...contract.blocks import factors_of, weights_as
+from ...base.block_formats import FORMATS, RUN
 from ...model.records import Blocks
 from ..evidence import LEFT, SAME, SPARE, matched
+from ..law.codes import scales_and_codes, wrong_codes
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, least_to_largest
 from .structure import Numbers, loose_structure, structure
@@ -33,7 +32,7 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
     for cut in _cuts(matrix, columns):
         if (solved := _solved(x, cut, y, wrong.noise)) is not None:
             return f"{cut.name}: {_in_words(cut, *solved)}"
-    return None
+    return wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None
 
 
 class _Cut(NamedTuple):
@@ -55,10 +54,7 @@ def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
     width, table, weights = matrix.shape[1], matrix.weights, matrix.rows(columns)
     if isinstance(table, Blocks) and table.type.name in FORMATS:
         form = FORMATS[table.type.name]
-        plain = replace(form, scale=Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
-        data = np.ascontiguousarray(table.data[columns]).view(np.uint8)
-        factors = factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
-        codes, scales = (x.reshape(weights.shape).astype(np.float64) for x in (weights_as(data, plain), factors))
+        scales, codes = scales_and_codes(table, columns)
         share = form.weights // len(set(form.scale.lanes[: form.weights // RUN])) if form.scale.integers is not None else form.weights
         for size in dict.fromkeys((share, form.weights)):
             if (np.diff(scales.reshape(-1, size)) == 0).all():

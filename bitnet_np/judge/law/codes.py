@@ -1,0 +1,79 @@
+"""Codes of ggml's blocks, and the part of a product's error that follows them: a wrong table does, no rounding does."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.block_formats import FORMATS, RUN, Factor
+from ...base.tensor_types import GRID_TYPES, IQ1_M
+from ...contract.blocks import factors_of, weights_as
+from ...model.records import Blocks, Weights
+from .expected import TINY, Array
+from .products import rows_of
+
+_ROWS = 64  # of a matrix that are looked at, and of its inputs
+_EQUATIONS = 8  # for each code
+_MOST = 256  # codes
+_FOLLOWS = 0.6  # of the squared error: weights that are rounded again to int8, a scale for each row, leave 0.51 to codes at most
+AGAIN = 2.0**-7
+"""Level of noise up to which weights may have been rounded again, to int8 in blocks of 32: that is a table as well, and has 2^-7.2."""
+_DIGITS = 4  # of a weight in units of its block, whose scale is a float16
+
+
+class Codes(NamedTuple):
+    """What some weights [n, M] are made of: a unit times a code, and a number that is added where the type has one."""
+
+    units: Array  # [n, M]
+    values: Array  # [C], those of the codes, ascending
+    which: NDArray[np.integer]  # [n, M] numbers of codes
+
+
+def codes_of(table: Blocks, rows: NDArray[np.integer]) -> Codes | None:
+    """The codes of some rows. Of a type whose codes are rows of a grid, they are the sizes of weights in units of the block's float16."""
+    if table.type is IQ1_M:  # whose float16 lies in four parts
+        return None
+    if table.type in GRID_TYPES:
+        weights = rows_of(table, rows)
+        scale = table.data[rows].reshape(-1, table.type.block_bytes)[:, :2].copy().view(np.float16).astype(np.float64)
+        units = np.repeat(scale, table.type.block).reshape(weights.shape)
+        codes = np.round(np.abs(weights) / np.where(units == 0, 1.0, np.abs(units)), _DIGITS)
+        units = np.copysign(units, weights)
+    else:
+        units, codes = scales_and_codes(table, rows)
+    values, which = np.unique(codes, return_inverse=True)
+    return Codes(units, values, which.reshape(codes.shape))
+
+
+def scales_and_codes(table: Blocks, rows: NDArray[np.integer]) -> tuple[Array, Array]:  # -> [n, M] each
+    """The scale and the code of each weight of some rows, of a type that has integers."""
+    data, form = np.ascontiguousarray(table.data[rows]).view(np.uint8), FORMATS[table.type.name]
+    plain = Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256)
+    codes = weights_as(data, replace(form, scale=plain, minimum=None))
+    scales = factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
+    return scales.reshape(codes.shape).astype(np.float64), codes.astype(np.float64)
+
+
+def wrong_codes(x: Array, weights: Weights, error: Array) -> str:
+    """The codes of a matrix [N, M] that make most of the error [T, N] of its product with x [T, M], in words; or none.
+
+    A common factor of all weights, which numbers that are cut have as well, is not counted.
+    """
+    if not isinstance(weights, Blocks):
+        return ""
+    tokens, rows = (np.arange(size)[:: -(-size // _ROWS)] for size in error.shape)
+    codes = codes_of(weights, rows)
+    if codes is None or len(codes.values) > min(_MOST, tokens.size * rows.size / _EQUATIONS):
+        return ""
+    inputs, e = x[tokens], error[np.ix_(tokens, rows)].ravel()
+    made = np.stack([(inputs @ np.where(codes.which == c, codes.units, 0.0).T).ravel() for c in range(len(codes.values))], axis=1)
+    value = (inputs @ rows_of(weights, rows).T).ravel()
+    of_factor = float(e @ value) ** 2 / max(float(value @ value), TINY)
+    off = np.linalg.lstsq(made.T @ made, made.T @ e, rcond=1e-12)[0]
+    share = (float(e @ made @ off) - of_factor) / max(float(e @ e), TINY)
+    if share < _FOLLOWS:
+        return ""
+    most = int((off**2 * (made**2).sum(axis=0)).argmax())
+    counts = f"{codes.values[most]:.6g} counts as {codes.values[most] + off[most]:.6g}"
+    return f"{weights.type.name}: {100 * share:.0f} % of the error follows the codes of the weights, as in a wrong table: {counts}"
