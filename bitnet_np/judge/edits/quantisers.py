@@ -53,11 +53,11 @@ QUANTISERS: dict[str, tuple[str, Quantizer]] = {
 """By the rest of an id: what is said of a quantiser, and the quantiser."""
 
 
-def quantised(place: Operation, node: Node, readers: list[Node]) -> Iterator[tuple[str, Node]]:
+def quantised(place: Operation, node: Node, readers: list[Node]) -> Iterator[tuple[str, Node, str]]:
     """Activations that are quantised to int8 by another rule."""
     if node.noun == CODED or (node.noun in ("the codes", "the activation scale") and not readers):
-        for words, quantize in QUANTISERS.values():
-            yield words, Node("opaque", tuple(tensors(node)[:1]), node.noun, partial(_part, node.noun, quantize))
+        for id, (words, quantize) in QUANTISERS.items():
+            yield words, Node("opaque", tuple(tensors(node)[:1]), node.noun, partial(_part, node.noun, quantize)), f"quantiser.{id}"
 
 
 def _part(noun: str, quantize: Quantizer, x: Array) -> Array:
