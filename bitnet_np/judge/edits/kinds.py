@@ -323,23 +323,21 @@ def _beside(place: Operation, other: Key) -> Iterator[Key]:
             yield key
 
 
-_INPUT = "the layer's input"
-
-
 def _near(key: Key, place: Operation) -> str:
     if place.key.layer is not None and key == layer_input(place.model, place.key.layer):
-        return _INPUT
+        return "the layer's input"
     return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
 def _read_instead(key: Key, node: Node, place: Operation) -> str:
     """The id of the mistake to read a tensor instead of another one."""
-    near, own = _near(key, place), node.what.name
+    own, is_input = node.what.name, place.key.layer is not None and key == layer_input(place.model, place.key.layer)
+    is_here = not is_input and key.layer in (None, place.key.layer)
     if node.noun != own:  # the residual
-        return "residual.layer_input" if near == _INPUT else "residual.normed" * (near == key.name and near.endswith("_norm"))
-    if near == key.name:
+        return "residual.layer_input" if is_input else "residual.normed" * (is_here and key.name.endswith("_norm"))
+    if is_here:
         return "input.unnormed" * own.endswith("_norm")
-    return {"result_norm": "head.unnormed", "l_out": "layers.last_skipped"}.get(own, "") * (near != _INPUT and key.name == "l_out")
+    return {"result_norm": "head.unnormed", "l_out": "layers.last_skipped"}.get(own, "") * (key.name == "l_out" and not is_input)
 
 
 @_of_nodes
@@ -514,10 +512,8 @@ def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
     for rule, (words, _) in functions.MASKS.items():
         least = 2 if rule == "border" else 1  # the first token alone is no chunk
         for n in [n for n in place.borders if n >= least] if "{" in words else (0,):
-            yield words.format(n=n), replace(node, what=(node.what[0], rule, n)), _MASKED.get(rule, "attention.mask" if n == 0 else "")
-
-
-_MASKED = {"no_window": "attention.no_window", "last_only": "attention.last_only"}
+            id = f"attention.{rule}" if rule in ("no_window", "last_only") else "attention.mask" * (n == 0)
+            yield words.format(n=n), replace(node, what=(node.what[0], rule, n)), id
 
 
 def turns(place: Operation, tree: Node) -> Edits:

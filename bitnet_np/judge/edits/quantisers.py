@@ -45,10 +45,7 @@ QUANTISERS: dict[str, tuple[str, Quantizer]] = {
     "128_wraps": (f"{_STEPS.format(128)}, and +128 wraps around to -128", _quantizer(lambda x: (np.rint(x) + 128) % 256 - 128, 128)),
     "128": (_STEPS.format(128), _quantizer(most=128)),
     **{str(most): (_STEPS.format(most), _quantizer(most=most, least=-most)) for most in (126, 63, 7)},
-    "signed_largest": (
-        "activations are scaled by their largest number, not by their largest magnitude",
-        _quantizer(size=lambda x: x),
-    ),
+    "signed_largest": ("activations are scaled by their largest number, not by their largest magnitude", _quantizer(size=lambda x: x)),
 }
 """By the rest of an id: what is said of a quantiser, and the quantiser."""
 

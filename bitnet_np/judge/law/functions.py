@@ -17,13 +17,7 @@ Function = Callable[[Array], Array]
 
 
 GELU_BY_TANH = "GELU's approximation by tanh"
-ACTIVATION_NAMES = {
-    "relu2": "relu^2",
-    "silu": "SiLU",
-    "gelu_gate": GELU_BY_TANH,
-    "gelu": "the exact GELU",
-    "gelu_tanh": GELU_BY_TANH,
-}
+ACTIVATION_NAMES = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": GELU_BY_TANH, "gelu": "the exact GELU", "gelu_tanh": GELU_BY_TANH}
 """The names of the functions that Config.activation stands for."""
 ACTIVATIONS: dict[str, Function] = {
     "SiLU": lambda x: x * spec.sigmoid(x),
