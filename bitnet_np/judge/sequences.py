@@ -39,12 +39,7 @@ def read_dump(path: Path, tokens: Tokens, config: Config, format: str | None = N
 
 
 def judge_sequences(
-    runtime: Runtime,
-    tokens: Tokens,
-    dump: Trace | Labelled,
-    options: Options = DEFAULT,
-    last: bool = False,
-    search: bool = True,
+    runtime: Runtime, tokens: Tokens, dump: Trace | Labelled, options: Options = DEFAULT, last: bool = False, search: bool = True
 ) -> Report:
     """The report on a dump of the sequences in `tokens`, for a checked runtime.
 

@@ -8,20 +8,22 @@ Indices = NDArray[np.intp]
 FEW = 4  # columns, or listed numbers
 
 
-def places_of(numbers: NDArray, count: int, what: str) -> str:
-    """Some of `count` numbered things: runs of them where these are few, every n-th, or the same ones of each group."""
-    steps = np.diff(numbers)
+def places_of(numbers: NDArray, count: int, what: str, amount: bool = True) -> str:
+    """Some of `count` numbered things: runs of them where these are few, every n-th, or the same ones of each group. amount: whether to say
+    how many these are."""
+    steps, of = np.diff(numbers), f" of {count}" * amount
     if np.count_nonzero(steps > 1) < 2:
-        return f"{runs(what, numbers)} of {count}"
+        return runs(what, numbers) + of
+    of = f", {numbers.size}{of}" * amount
     if (steps == steps[0]).all():
         ordinal = {2: "second", 3: "third"}.get(int(steps[0]), f"{steps[0]}th")
-        return f"every {ordinal} {what} from {what} {numbers[0]}, {numbers.size} of {count}"
+        return f"every {ordinal} {what} from {what} {numbers[0]}{of}"
     marked = np.isin(np.arange(count), numbers)
     for size in (n for n in range(3, count // 2 + 1) if count % n == 0):
         groups = marked.reshape(-1, size)
         if (groups == groups[0]).all():
             return f"{runs(what, np.flatnonzero(groups[0]))} of each {size}"
-    return f"{runs(what, numbers)}, {numbers.size} of {count}"
+    return runs(what, numbers) + of
 
 
 def parts_of(places: NDArray[np.bool_], mostly: float) -> list[str]:
@@ -81,8 +83,7 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
     if off.size == 2 and (np.sort(source) == index).all():
         return f"{what}s {off[0]} and {off[1]} are exchanged"
     if off.size > 1 and np.unique(source[off]).size == 1:
-        which = places_of(off, count, what).removesuffix(f" of {count}").removesuffix(f", {off.size}")
-        return f"{which} have {of} of {what} {source[off[0]]}"
+        return f"{places_of(off, count, what, amount=False)} have {of} of {what} {source[off[0]]}"
     rule = _rule(source) if off.size > 2 else None
     if rule is not None:
         return f"{what} {rule}"

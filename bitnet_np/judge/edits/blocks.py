@@ -53,8 +53,8 @@ def _other_orders(form: Format) -> Formats:
     """Yields the formats whose codes are taken in another order, each with the scale of its place."""
     if any(not isinstance(part, Bits) for codes in form.codes for part in codes.parts):
         return
-    for words, source in orders(form.weights):
-        if words.endswith("are interleaved"):
+    for words, source, is_interleaved in orders(form.weights):
+        if is_interleaved:
             yield f"codes are read in another order: {words}", _with_order(form, source)
 
 
@@ -102,8 +102,8 @@ def _of_other_runs(source: np.ndarray, factor: Factor) -> Factor:
 _SIZES = (2, 4, 8, 16, 32, 64, 128, 256)  # of the pieces that are in disorder, and of runs inside them
 
 
-def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yields wrong orders of the weights of a row, in words, and the place in the row that each weight is read from.
+def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
+    """Yields wrong orders of the weights of a row, in words, the place that each weight is read from, and whether single ones interleave.
 
     Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
     runs. Byte order and the order of fields reverse them. A pointer that is not moved on reads the first ones again.
@@ -117,11 +117,11 @@ def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
         for run in parts:
             for together in (1, *(n for n in parts if n < run and run % n == 0)):
                 turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
-                yield _interleaved(size, run, together), turns.ravel()
+                yield _interleaved(size, run, together), turns.ravel(), together == 1
         for run in parts:
-            yield f"the first {run} of each {size} weights are read again and again", pieces[:, np.arange(size) % run].ravel()
+            yield f"the first {run} of each {size} weights are read again and again", pieces[:, np.arange(size) % run].ravel(), False
         for run in (1, *parts):
-            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel()
+            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel(), False
 
 
 def _interleaved(size: int, run: int, together: int) -> str:

@@ -16,7 +16,7 @@ from ..law.formats import NARROW
 from ..law.graph import Operation
 from ..law.roundings import to_float16
 
-Edits = Iterator[tuple[str, Node]]
+Edits = Iterator[tuple]
 
 _MOST_ROWS = 8  # that are looked at: a row of one head on the grid is no chance already
 _OFF_GRID = 0.02  # steps of float16 from the grid, on average; 0.25 by chance
@@ -57,18 +57,19 @@ def stored(place: Operation, tree: Node) -> Edits:
         return  # another tensor may stand in the place of one
     q, *kv = (leaves[key] for key in place.inputs)
     for kind, narrow in NARROW.items():
-        yield f"keys and values are rounded, as a cache of {kind} does", with_nodes(tree, {leaf: changed(leaf, narrow) for leaf in kv})
+        new = with_nodes(tree, {leaf: changed(leaf, narrow) for leaf in kv})
+        yield f"keys and values are rounded, as a cache of {kind} does", new, "cache.narrow", kind
     head_dim, scales = place.config.head_dim, _query_scales(place.config)
     for kind, of_queries in _GGML_QUERIES.items():
         for scale in scales if kind == "bfloat16" or head_dim % cache_types.BLOCK == 0 else ():
-            new = {leaf: changed(leaf, partial(_kept, head_dim, kind, 1.0)) for leaf in kv}
-            new[q] = changed(q, partial(_kept, head_dim, of_queries, scale))
+            kept = {leaf: changed(leaf, partial(_kept, head_dim, kind, 1.0)) for leaf in kv}
+            kept[q] = changed(q, partial(_kept, head_dim, of_queries, scale))
             which = "" if scale == 1 else ", and queries that are scaled already,"
             words = f"keys and values{which} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})"
-            yield words, with_nodes(tree, new)
+            yield words, with_nodes(tree, kept), "cache.ggml" if scale == 1 else "cache.ggml_scaled", kind
     for scale in scales[1:] if not place.dialect.in_float16 else ():
         words = "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)"
-        yield words, mapped(tree, partial(_in_float16, {q: scale, **dict.fromkeys(kv, 1.0)}))
+        yield words, mapped(tree, partial(_in_float16, {q: scale, **dict.fromkeys(kv, 1.0)})), "cache.float16_scaled", "float16"
 
 
 def _in_float16(scales: Mapping[Node, float], node: Node) -> Node:

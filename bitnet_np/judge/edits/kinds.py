@@ -14,13 +14,11 @@ from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
 from ..law.expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
-from ..law.formats import TYPES
+from ..law.formats import TYPES, format_of
+from ..law.formats import rounded as narrowed
 from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
-
-Edits = Iterator[tuple[str, Node]]
-"""Edits of an expression: each in words, and the whole expression with it. Or of a node, with what stands in its place."""
 
 
 class Edit(NamedTuple):
@@ -28,11 +26,15 @@ class Edit(NamedTuple):
 
     words: str  # with a brace for the number that is sought, if one is
     tree: Any  # the whole expression with it; if a number is sought what gives one for a number
-    grid: tuple[float, ...] = ()  # numbers between which it lies
+    id: str = ""  # of the mistake that it is, or what is done to what, by which the catalogue names it; none where it has no name
+    type: str = ""  # to which numbers are rounded
+    grid: tuple[float, ...] = ()  # numbers between which its own lies
 
 
-Kind = Callable[[Operation, Node], Iterator[tuple]]
-"""An operation and its expression, or that with an edit already -> the fields of Edit."""
+Edits = Iterator[tuple]
+"""The fields of edits of an expression, or of a node, with what stands in its place."""
+Kind = Callable[[Operation, Node], Edits]
+"""An operation and its expression, or that with an edit already -> its edits."""
 _BINARY = ("sum", "difference", "product", "quotient", "at least")
 _VALUES = (
     *_BINARY,
@@ -42,17 +44,18 @@ _VALUES = (
 _AXES = {point.name: point.axes for point in POINTS}
 
 
-def _of_nodes(change: Callable[[Operation, Node, list[Node]], Iterator[tuple]]) -> Kind:
-    """A kind of edits of single nodes, of a place, a node, and the nodes that read it: words, and what stands in its place; or words, what
-    gives that for a number, and the grid. Where two have the same words, these say the step, too."""
+def _of_nodes(change: Callable[[Operation, Node, list[Node]], Edits]) -> Kind:
+    """A kind of edits of single nodes, of a place, a node, and the nodes that read it. Where two have the same words, these say the step,
+    too."""
 
     @wraps(change)
-    def edits(place: Operation, tree: Node) -> Iterator[tuple]:
-        every = [(node, *edit) for node, readers in nodes(tree) for edit in change(place, node, readers)]
-        count = Counter(words for _, words, *_ in every)
-        for node, words, new, *grid in every:
-            new_tree = partial(_at_number, tree, node, new) if grid else replaced(tree, node, new)
-            yield words if count[words] == 1 else f"{words}, in {node.noun}", new_tree, *grid
+    def edits(place: Operation, tree: Node) -> Iterator[Edit]:
+        every = [(node, Edit(*edit)) for node, readers in nodes(tree) for edit in change(place, node, readers)]
+        count = Counter(edit.words for _, edit in every)
+        for node, edit in every:
+            new_tree = partial(_at_number, tree, node, edit.tree) if edit.grid else replaced(tree, node, edit.tree)
+            words = edit.words if count[edit.words] == 1 else f"{edit.words}, in {node.noun}"
+            yield edit._replace(words=words, tree=new_tree)
 
     return edits
 
@@ -61,12 +64,12 @@ def _in_experts(kind: Kind) -> Kind:
     """A kind of edits, made in the product of every expert too."""
 
     @wraps(kind)
-    def edits(place: Operation, tree: Node) -> Iterator[tuple]:
+    def edits(place: Operation, tree: Node) -> Edits:
         yield from kind(place, tree)
         if (one := of_one_expert(place, tree)) is not None:
-            for words, _ in kind(place, one):
-                again = lambda product, words=words: dict(kind(place, product))[words]  # noqa: E731
-                yield words, of_experts_edited(place, tree, again)
+            for words, _, *named in kind(place, one):
+                again = lambda product, words=words: {own: new for own, new, *_ in kind(place, product)}[words]  # noqa: E731
+                yield words, of_experts_edited(place, tree, again), *named
 
     return edits
 
@@ -84,6 +87,11 @@ def _is(noun: str) -> str:
     """A noun with its verb."""
     head = noun.split(" of ")[0]
     return f"{noun} are" if head.endswith("s") and not head.endswith("bias") else f"{noun} is"
+
+
+def _role(noun: str) -> str:
+    """A noun without the name of a tensor or of its matrix."""
+    return "a matrix" if noun in _MATRICES else noun.partition(",")[0] if " " in noun else "a tensor"
 
 
 def _done(node: Node) -> str:
@@ -107,31 +115,34 @@ _OPPOSITE = {
 def steps(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """A step, or an operand of one, that is not there, done twice, or the opposite of what it should be."""
     if node.kind in functions.OF_ONE:
-        yield f"{_is(node.noun if node.kind == 'curve' else node.what)} missing", node.inputs[0]
+        noun = node.noun if node.kind == "curve" else node.what
+        yield f"{_is(noun)} missing", node.inputs[0], f"missing {noun}"
         yield f"{_is(node.what)} applied twice", node.over(node)
     if node.kind == "rounded":
         yield f"the rounding of {node.noun} is left out", node.inputs[0]
     other, says = _OPPOSITE.get(node.kind, ("", ""))
     for i, operand in _operands_of(node):
-        rest = (*node.inputs[:i], *node.inputs[i + 1 :])
+        rest, role = (*node.inputs[:i], *node.inputs[i + 1 :]), _role(operand.noun)
         without = rest[0] if len(rest) == 1 else node.over(*rest)
         if i or (node.kind in ("sum", "product") and any(map(tensors, rest))):
-            yield f"{_is(operand.noun)} {'not divided out' if node.kind == 'quotient' else 'missing'}", without
+            yield f"{_is(operand.noun)} {'not divided out' if node.kind == 'quotient' else 'missing'}", without, f"missing {role}"
         if i or node.kind == "sum":
-            yield f"{_is(operand.noun)} applied twice", node.over(node, operand)
+            yield f"{_is(operand.noun)} applied twice", node.over(node, operand), f"twice {role}"
         if i and other:
-            yield says.format(_is(operand.noun)), replace(node, kind=other, inputs=(without, operand))
+            yield says.format(_is(operand.noun)), replace(node, kind=other, inputs=(without, operand)), f"opposite {role}"
     if node.kind == "sum" and len(node.inputs) == 2:
-        yield f"{_is(node.inputs[0].noun)} subtracted", replace(node, kind="difference", inputs=node.inputs[::-1])
+        first = node.inputs[0].noun
+        yield f"{_is(first)} subtracted", replace(node, kind="difference", inputs=node.inputs[::-1]), f"opposite {_role(first)}"
 
 
 @_of_nodes
 def centred(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Numbers whose mean is subtracted from them."""
     for reduction in [reader for reader in readers if reader.kind == "reduction"][:1]:
-        said = ", as in LayerNorm" if reduction.what == "mean square" else f" from {node.noun}"
+        is_norm = reduction.what == "mean square"
+        said = ", as in LayerNorm" if is_norm else f" from {node.noun}"
         mean = Node("reduction", (node,), "the mean", "mean")
-        yield f"the mean is subtracted{said}", Node("difference", (node, mean), node.noun)
+        yield f"the mean is subtracted{said}", Node("difference", (node, mean), node.noun), "norm.mean_subtracted" * is_norm
 
 
 def reduced_in_part(place: Operation, tree: Node) -> Edits:
@@ -155,7 +166,7 @@ def moved(place: Operation, node: Node, readers: list[Node]) -> Edits:
         inner = node.inputs[0]
         first = node.over(inner.inputs[0], *node.inputs[1:])
         words = f"{_done(inner)} is outside the root" if node.kind == "root" else f"{_done(node)} comes before {_done(inner)}"
-        yield words, inner.over(first, *inner.inputs[1:])
+        yield words, inner.over(first, *inner.inputs[1:]), f"{node.kind} before {_done(inner)}"
     earlier = [step for step, _ in nodes(node) if step.kind in kinds and tensors(step)] if node.kind == "mask" else []
     for step in earlier:  # scores of what is not seen are minus infinity before all of these
         early = replaced(node.inputs[0], step.inputs[0], node.over(step.inputs[0]))
@@ -168,7 +179,7 @@ def other_function(place: Operation, node: Node, readers: list[Node]) -> Edits:
     for name in (functions.OF_ONE | {"reduction": functions.REDUCTIONS}).get(node.kind, ()):
         if name != node.what:
             wrong, right = (_written(function, node.kind, place.config.gated) for function in (name, node.what))
-            yield f"{wrong} instead of {right}", replace(node, what=name, value=None)
+            yield f"{wrong} instead of {right}", replace(node, what=name, value=None), f"{name} instead of {node.what}"
 
 
 _OF_GATE = {
@@ -209,27 +220,28 @@ def whole(place: Operation, tree: Node) -> Edits:
     """An operation as a whole: left out, done twice, with the other sign, or normed."""
     leaves = tensors(tree)
     if len(leaves) == 1 and leaves[0].what != TOKENS:
-        yield _MISSING.get(place.key.name, "everything is left out"), leaves[0]
+        words, *named = _MISSING.get(place.key.name, ("everything is left out",))
+        yield words, leaves[0], *named
         yield "it is done twice", replaced(tree, leaves[0], tree)
     if place.key.name == "l_out" and place.key.layer is not None:
-        yield "the layer is skipped: its output is its input", tensor(layer_input(place.model, place.key.layer))
+        yield "the layer is skipped: its output is its input", tensor(layer_input(place.model, place.key.layer)), "layers.skipped"
     if tree.noun == "the sum with the bias" and place.key.name in _MISSING:
-        yield (
-            "the mean is not subtracted, as in RMSNorm, and its bias is missing",
-            rms(leaves[0], tree.inputs[0].inputs[1].value, place.config.eps),
-        )
+        plain = rms(leaves[0], tree.inputs[0].inputs[1].value, place.config.eps)
+        yield "the mean is not subtracted, as in RMSNorm, and its bias is missing", plain, "norm.no_mean_no_bias"
     if place.key == EMBEDDING:
-        yield "embeddings are scaled by the root of the width", product(tree, place.config.width**0.5)
+        yield "embeddings are scaled by the root of the width", product(tree, place.config.width**0.5), "embedding.scaled"
     yield "the sign is flipped", product(tree, -1.0)
     yield "a norm without a weight is applied to it", rms(tree, np.ones(1), place.config.eps)
     square = Node("reduction", (tree,), "the sum of squares", "sum of squares")
-    yield "each position is divided by its length", Node("quotient", (tree, Node("root", (square,), "the length", "root")), "the direction")
+    unit = Node("quotient", (tree, Node("root", (square,), "the length", "root")), "the direction")
+    yield "each position is divided by its length", unit, "pooling.unit"
 
 
 ROPE = ("Qcur_rope", "Kcur_rope")
 NORMING = (*NORMS, "attn_post_norm", "ffn_post_norm", *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), NORM.name)
 """The tensors of all norms."""
-_MISSING = dict.fromkeys(NORMING, "the norm is missing: its input comes out unchanged") | dict.fromkeys(ROPE, "the rotation is missing")
+_MISSING = dict.fromkeys(NORMING, ("the norm is missing: its input comes out unchanged", "norm.missing"))
+_MISSING |= dict.fromkeys(ROPE, ("the rotation is missing", "rope.missing"))
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------------------------
@@ -241,7 +253,7 @@ def exchanged(place: Operation, tree: Node) -> Edits:
     for i, a in enumerate(leaves):
         for b in leaves[i + 1 :]:
             if _AXES.get(a.what.name) == _AXES.get(b.what.name):
-                yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a})
+                yield f"{a.what.name} and {b.what.name} are exchanged", with_nodes(tree, {a: b, b: a}), _SWAPPED.get(place.key.name, "")
                 yield f"{a.what.name} is read instead of {b.what.name}", replaced(tree, b, a)
                 yield f"{b.what.name} is read instead of {a.what.name}", replaced(tree, a, b)
     if len(leaves) == 2 and place.key.name in ("ffn_out", "ffn_moe_swiglu"):
@@ -255,10 +267,11 @@ def exchanged(place: Operation, tree: Node) -> Edits:
         turned = {node: rotation(replace(place, key=Key(f"{name[0]}cur_rope", place.key.layer)), node) for node, name in own.items()}
         yield "queries and keys are rotated, as in other layers", with_nodes(tree, turned)
     if len(raw) == 2:
-        yield "queries and keys are not rotated", with_nodes(tree, raw)
+        yield "queries and keys are not rotated", with_nodes(tree, raw), "attention.unrotated"
         yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
 
 
+_SWAPPED = {"kqv_out": "attention.keys_values_swapped", **dict.fromkeys(("ffn_out", "ffn_moe_swiglu"), "activation.swapped")}
 _SPLITS: dict[str, Callable[[int, Array, Array], Array]] = {
     "read in turn, and lie one behind the other": lambda i, a, b: np.concatenate([a, b], axis=1)[:, i::2],
     "read one behind the other, and lie in turn": lambda i, a, b: np.split(np.stack([a, b], axis=2).reshape(len(a), -1), 2, axis=1)[i],
@@ -287,7 +300,7 @@ def other_tensor(place: Operation, node: Node, readers: list[Node]) -> Edits:
         return
     for key in _beside(place, node.what):
         noun = node.noun.rstrip(",")
-        yield f"{_near(key, place)} is read instead of {noun}", tensor(key)
+        yield f"{_near(key, place)} is read instead of {noun}", tensor(key), _read_instead(key, node, place)
         yield f"{_near(key, place)} is added to {noun}", Node("sum", (node, tensor(key)), node.noun)
 
 
@@ -316,10 +329,21 @@ def _near(key: Key, place: Operation) -> str:
     return key.name if key.layer in (None, place.key.layer) else f"{key.name} of layer {key.layer}"
 
 
+def _read_instead(key: Key, node: Node, place: Operation) -> str:
+    """The id of the mistake to read a tensor instead of another one."""
+    own, is_input = node.what.name, place.key.layer is not None and key == layer_input(place.model, place.key.layer)
+    is_here = not is_input and key.layer in (None, place.key.layer)
+    if node.noun != own:  # the residual
+        return "residual.layer_input" if is_input else "residual.normed" * (is_here and key.name.endswith("_norm"))
+    if is_here:
+        return "input.unnormed" * own.endswith("_norm")
+    return {"result_norm": "head.unnormed", "l_out": "layers.last_skipped"}.get(own, "") * (key.name == "l_out" and not is_input)
+
+
 @_of_nodes
 def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """A weight of another layer, or of another step; or the matrix, scale and bias of another product."""
-    name, others = place.key.name, list[tuple[str, Any]]()
+    name, is_scale, others = place.key.name, node.noun == "the weight scale", list[tuple[str, Any]]()
     shape = np.shape(node.inputs[0].value if node.noun == NORM_WEIGHT and node.inputs else node.value)
     if node.noun == NORM_WEIGHT and place.layer is not None:
         field = HEAD_NORMS.get(name, name)
@@ -331,10 +355,16 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
         others = [(other, step.value) for other, tree in trees for step, _ in nodes(tree) if step.noun == node.noun]
     for other, value in others:
         if value is not None and np.shape(value) == shape:
-            yield f"{node.noun} of {other} is used", constant(node.noun, value)
+            id = "beside" if is_scale and other in _BESIDE.get(name, ()) else node.noun
+            yield f"{node.noun} of {other} is used", constant(node.noun, value), id
     if not readers and place.layer is not None and name in FIELDS:
-        alike = [(other, linear) for other, linear in _linears(place) if linear.shape == place.linear.shape]
-        yield from ((f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear)) for other, linear in alike)
+        for other, linear in ((other, linear) for other, linear in _linears(place) if linear.shape == place.linear.shape):
+            yield f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear), "weights.others"
+
+
+_OF_ATTENTION, _OF_FEED_FORWARD = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up", "ffn_down")
+_BESIDE = dict.fromkeys(_OF_ATTENTION, _OF_ATTENTION) | dict.fromkeys(_OF_FEED_FORWARD[:2], _OF_FEED_FORWARD)
+"""The products whose scales one may be given, in the place of its own."""
 
 
 def _linears(place: Operation) -> Iterator[tuple[str, Linear]]:
@@ -360,7 +390,8 @@ def swapped(place: Operation, tree: Node) -> Edits:
             continue
         early = second.make(second, tensor(first.inputs[0]))
         said, before = (_OF_HEADS.get(o.key.name, o.key.name) for o in (second, first))
-        yield f"{said} comes before {before}", first.make(first, early)
+        id = "norm.after_rope" * (first.key.name in HEAD_NORMS and second.key.name in ROPE)
+        yield f"{said} comes before {before}", first.make(first, early), id
 
 
 @_in_experts
@@ -391,9 +422,10 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Things along an axis in another order; a matrix, or heads, read along the other axis."""
     if node.kind == "constant" and node.noun in _TABLES:
         other = node.value.changed(lambda matrix: matrix.reshape(matrix.shape[::-1]).T)
-        yield f"{node.noun} is read column by column, as if it were transposed", constant(node.noun, other)
+        id = "weights.transposed" * (node.noun in _MATRICES)
+        yield f"{node.noun} is read column by column, as if it were transposed", constant(node.noun, other), id
     if node.kind == "joined":
-        yield "heads and their elements are transposed", replace(node, kind="heads last")
+        yield "heads and their elements are transposed", replace(node, kind="heads last"), "attention.transposed"
     if node.kind == "tensor" and node.what.name in ("kqv_out", "attn_sub_norm"):
         for count in {place.config.kv_heads, place.config.heads // place.config.kv_heads}:
             shape = (-1, count, place.config.heads // count, place.config.head_dim)
@@ -438,7 +470,7 @@ def _of_matrices(changes: Callable[[Operation], weights.Changes], nouns: tuple[s
     @wraps(changes)
     def change(place: Operation, node: Node, readers: list[Node]) -> Edits:
         if node.kind == "constant" and node.noun in nouns:
-            yield from ((words, constant(node.noun, of(node.value))) for words, of in changes(place))
+            yield from ((words, constant(node.noun, of(node.value)), *named) for words, of, *named in changes(place))
 
     return _of_nodes(change)
 
@@ -457,14 +489,14 @@ def groups(place: Operation, tree: Node) -> Edits:
     heads, count = np.arange(place.config.heads), place.config.kv_heads
     own = heads // (place.config.heads // count)
     rules = (
-        ("are dealt out in turn (h % G) instead of in groups", heads % count),
+        ("are dealt out in turn (h % G) instead of in groups", heads % count, "attention.heads_in_turn"),
         ("are in the opposite order", count - 1 - own),
         ("are those of the next key-value head", (own + 1) % count),
         ("are all the first one", 0 * own),
     )
-    for words, source in rules:
+    for words, source, *named in rules:
         by_head = {node: Node("opaque", node.inputs, node.noun, partial(np.take, indices=source, axis=1)) for node in grouped}
-        yield f"key-value heads {words}", with_nodes(tree, by_head)
+        yield f"key-value heads {words}", with_nodes(tree, by_head), *named
 
 
 @_of_nodes
@@ -477,10 +509,11 @@ def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
         yield "the mask comes after the softmax: weights of what is seen do not add up to 1", late
     if node.kind != "mask":
         return
-    for words in functions.MASKS:
-        least = 2 if "those before" in words else 1  # the first token alone is no chunk
+    for rule, (words, _) in functions.MASKS.items():
+        least = 2 if rule == "border" else 1  # the first token alone is no chunk
         for n in [n for n in place.borders if n >= least] if "{" in words else (0,):
-            yield words.format(n=n), replace(node, what=(node.what[0], words, n))
+            id = f"attention.{rule}" if rule in ("no_window", "last_only") else "attention.mask" * (n == 0)
+            yield words.format(n=n), replace(node, what=(node.what[0], rule, n)), id
 
 
 def turns(place: Operation, tree: Node) -> Edits:
@@ -489,16 +522,16 @@ def turns(place: Operation, tree: Node) -> Edits:
     if not of_turns:
         return
     cos, sin = sorted(of_turns, key=lambda node: node.what)
-    yield "the rotation turns the other way", replaced(tree, sin, product(sin, -1.0))
+    yield "the rotation turns the other way", replaced(tree, sin, product(sin, -1.0)), "rope.backwards"
     yield "sines and cosines are exchanged", with_nodes(tree, {cos: sin, sin: cos})
     halves, adjacent = "halves (i, i + K/2)", "adjacent (2i, 2i+1)"
     other = ("adjacent", f"interleaved {adjacent.removeprefix('adjacent ')} instead of {halves}")
     if place.config.rope != "halves":
         other = ("halves", f"{halves} instead of {adjacent}")
-    yield f"pairs are {other[1]}", mapped(tree, partial(_laid_out, other[0]))
+    yield f"pairs are {other[1]}", mapped(tree, partial(_laid_out, other[0])), "rope.pairs"
     if 2 * place.config.rope_pairs < place.config.head_dim:
         words = "pairs are halves (i, i + K/2) of the whole head, also where it is rotated in part"
-        yield words, mapped(tree, partial(_laid_out, "across"))
+        yield words, mapped(tree, partial(_laid_out, "across")), "rope.pairs"
 
 
 def _laid_out(layout: str, node: Node) -> Node:
@@ -509,9 +542,9 @@ def _laid_out(layout: str, node: Node) -> Node:
 
 
 Rule = Callable[[np.ndarray, int], np.ndarray]
+_SHIFTED: dict[str, Rule] = {"positions are too large by {n}": lambda t, n: t + n, "positions are too small by {n}": lambda t, n: t - n}
 _POSITIONS: dict[str, Rule] = {
-    "positions are too large by {n}": lambda t, n: t + n,
-    "positions are too small by {n}": lambda t, n: t - n,
+    **_SHIFTED,
     "positions restart every {n} tokens": lambda t, n: t % n,
     "positions restart at position {n}": lambda t, n: np.where(t >= n, t - n, t),
 }
@@ -527,18 +560,20 @@ _LATER: dict[str, Rule] = {
 def positions(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Other tokens than those of the text, or other positions of them."""
     if node.what == TOKENS:
-        yield from ((f"token ids are off by {shift}", changed(node, partial(np.add, shift))) for shift in (1, -1, 2, 3, -2, -3))
+        for by in (1, -1, 2, 3, -2, -3):
+            yield f"token ids are off by {by}", changed(node, partial(np.add, by)), f"ids {by}"
     if node.kind != "positions":
         return
-    yield "the last token is one position too far: it was fed twice", changed(node, lambda t: t + (t == len(t) - 1))
+    yield "the last token is one position too far: it was fed twice", changed(node, lambda t: t + (t == len(t) - 1)), "rope.fed_twice"
     yield "positions are all the last one", Node("order", (node,), node.noun, ("all the last one", 0))
     scaling = place.config.rope_scaling
     if place.key.name.endswith("_rope") and scaling != with_rope_of(place.model, place.key.layer).config.rope_scaling:
-        yield "positions are scaled in local layers, too", changed(node, lambda t: t / scaling)
+        yield "positions are scaled in local layers, too", changed(node, lambda t: t / scaling), "rope.scaled_local"
     for rules, numbers in ((_POSITIONS, range(1, max(place.length, 2))), (_LATER, place.borders)):
         for words, rule in rules.items():
             for n in numbers:
-                yield words.format(n=n), changed(node, lambda t, rule=rule, n=n: rule(t, n))
+                id = "rope.positions" * (n == 1 and words in _SHIFTED)
+                yield words.format(n=n), changed(node, lambda t, rule=rule, n=n: rule(t, n)), id
 
 
 # --- numbers and types ------------------------------------------------------------------------------------------------------------------
@@ -553,14 +588,14 @@ def usual_numbers(place: Operation, node: Node, readers: list[Node]) -> Edits:
         yield f"1 is subtracted from {node.noun}", _step("difference", node, constant("1", 1.0))
     if node.noun == "the score scale" and place.config.attention_scale is not None:
         own = place.config.head_dim**-0.5
-        yield f"scores are multiplied by 1/sqrt(K) instead of {place.config.attention_scale:.4g}", constant(node.noun, own)
+        words = f"scores are multiplied by 1/sqrt(K) instead of {place.config.attention_scale:.4g}"
+        yield words, constant(node.noun, own), "switch.attention_scale"
     for value in _USUAL.get(node.noun, ()):
         if not np.isclose(value, float(node.value), rtol=1e-3):
-            yield f"{node.noun} is {value:g} instead of {float(node.value):g}", constant(node.noun, value)
+            yield f"{node.noun} is {value:g} instead of {float(node.value):g}", constant(node.noun, value), node.noun
 
 
 _USUAL = {"epsilon": (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3), "the frequency base": (1e4, 5e5, 1e6)}
-OPERANDS = "operands of products"
 
 
 def rounded(place: Operation, tree: Node) -> Edits:
@@ -569,12 +604,18 @@ def rounded(place: Operation, tree: Node) -> Edits:
         (node, readers) for node, readers in nodes(tree) if node.kind not in _NOT_ROUNDED and not node.is_number and node.what != TOKENS
     ]
     for kind in TYPES:
-        for words, change in _ROUNDED.items():
+        for id, (words, change) in _ROUNDED.items():
             new = mapped(tree, partial(change, partial(_rounded, kind=kind)))
             if new is not tree:
-                yield words.format(kind=kind), new
+                yield words.format(kind=kind), new, id * (kind in _PLAIN or id in OPERANDS), kind
         for node, readers in every:
-            yield f"{node.noun if readers else 'the result'}: rounded to {kind}", replaced(tree, node, _rounded(node, kind))
+            noun = node.noun if readers else "the result"
+            named = (_role(noun), kind) if kind in _PLAIN else (f"{_role(noun)} in {kind}",)
+            yield f"{noun}: rounded to {kind}", replaced(tree, node, _rounded(node, kind)), *named
+
+
+_PLAIN = [kind for kind, one in TYPES.items() if one.grid != "tf32" and " " not in kind]
+"""Types whose roundings have names."""
 
 
 def _operands(narrow: Callable[[Node], Node], node: Node) -> Node:
@@ -603,14 +644,16 @@ def _table(narrow: Callable[[Node], Node], node: Node) -> Node:
 
 
 _TABLED = ("power", "quotient", "outer", "circle")
-_ROUNDED: dict[str, Callable[[Callable[[Node], Node], Node], Node]] = {
-    OPERANDS + " are rounded to {kind}": _operands,
-    OPERANDS + ", exponentials instead of probabilities, are rounded to {kind}": _flash,
-    "the exponentials, where they are not summed: rounded to {kind}": _edge,
-    "frequencies, angles, sines and cosines are rounded to {kind}": partial(_angles, _TABLED),
-    "frequencies and angles are rounded to {kind}": partial(_angles, _TABLED[:-1]),
-    "angles, sines and cosines are rounded to {kind}": partial(_angles, _TABLED[-2:]),
-    "the activation's input and value are rounded to {kind}, as in a table of it": _table,
+OPERANDS = ("operands", "flash")
+"""The ids of roundings of what products read."""
+_ROUNDED: dict[str, tuple[str, Callable[[Callable[[Node], Node], Node], Node]]] = {
+    "operands": ("operands of products are rounded to {kind}", _operands),
+    "flash": ("operands of products, exponentials instead of probabilities, are rounded to {kind}", _flash),
+    "edge": ("the exponentials, where they are not summed: rounded to {kind}", _edge),
+    "all angles": ("frequencies, angles, sines and cosines are rounded to {kind}", partial(_angles, _TABLED)),
+    "frequencies": ("frequencies and angles are rounded to {kind}", partial(_angles, _TABLED[:-1])),
+    "turns": ("angles, sines and cosines are rounded to {kind}", partial(_angles, _TABLED[-2:])),
+    "activation.narrow": ("the activation's input and value are rounded to {kind}, as in a table of it", _table),
 }
 
 
@@ -624,9 +667,9 @@ def narrow_inputs(place: Operation, tree: Node) -> Edits:
     """The input of a product in fewer bits, as one function gives it to all of them."""
     if place.key.name not in FIELDS:
         return
-    types = [(words, narrow) for words, narrow in weights.in_fewer_bits(place.linear.shape[1]) if "scale" in words or "Q8_0" in words]
-    for node in tensors(tree):
-        yield from ((f"the input is {words}", replaced(tree, node, changed(node, narrow))) for words, narrow in types)
+    every = weights.types_of_rows(place.linear.shape[1])
+    for node, kind in ((node, kind) for node in tensors(tree) for kind in every if kind.startswith("int") or kind == "q8_0"):
+        yield f"the input is rounded to {format_of(kind).noun}", replaced(tree, node, changed(node, partial(narrowed, kind=kind)))
 
 
 def narrow_weights(place: Operation, tree: Node) -> Edits:
@@ -641,7 +684,7 @@ def narrow_weights(place: Operation, tree: Node) -> Edits:
     for kind in NARROW_FLOATS:
         new = mapped(tree, partial(narrow, kind=kind))
         if new is not tree:
-            yield f"weights are rounded to {kind}", new
+            yield f"weights are rounded to {kind}", new, "", kind
 
 
 _PRODUCTS = ("matmul", "scores", "weighted")
@@ -656,8 +699,6 @@ _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
 """Largest codes. Behind a rounding the error is no smooth function of the number, so these are the likely ones."""
-Sought = Iterator[tuple[str, Callable[[Node], Node], tuple[float, ...]]]
-"""Words with a brace for a number, what stands in a node's place with one, and numbers between which it lies."""
 
 
 def _step(kind: str, node: Node, number: Node) -> Node:
@@ -665,13 +706,13 @@ def _step(kind: str, node: Node, number: Node) -> Node:
 
 
 @_of_nodes
-def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
+def numbers(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
     """Another number in the place of one of the model's."""
     if node.is_number:
         right, wide = float(node.value), node.noun in ("epsilon", "the frequency base")
         factors = (1e-8, 1e-6, 1e-4, 1e-2, *_RELATIVE, 1e4, 1e6) if wide else _RELATIVE
         grid = _CODES if node.noun == "the largest code" else tuple(right * x for x in factors)
-        yield f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid
+        yield Edit(f"{node.noun} is {{number}} instead of {right:.6g}", lambda number: number, grid=grid)
     leaves = tensors(node)
     if node.noun == "the product with up" and len(leaves) == 2:
         gate, up = sorted(leaves, key=lambda leaf: leaf.noun)
@@ -679,29 +720,28 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Sought:
         def clamped(limit: Node) -> Node:
             return with_nodes(node, {gate: _step("clipped above", gate, limit), up: _step("clipped", up, limit)})
 
-        yield f"{gate.noun} above {{number}} is clipped to it, and {up.noun} beyond it", clamped, _LIMITS
+        yield Edit(f"{gate.noun} above {{number}} is clipped to it, and {up.noun} beyond it", clamped, grid=_LIMITS)
     if node.kind == "activation":
-        slope = "x * sigmoid({number} x) instead of " + node.what
-        yield (
-            slope,
-            lambda number: Node("product", (node.inputs[0], Node("sigmoid", (_step("product", node.inputs[0], number),), what="sigmoid"))),
-            _RELATIVE,
-        )
+
+        def swish(number: Node) -> Node:
+            return Node("product", (node.inputs[0], Node("sigmoid", (_step("product", node.inputs[0], number),), what="sigmoid")))
+
+        yield Edit("x * sigmoid({number} x) instead of " + node.what, swish, grid=_RELATIVE)
 
 
 @_of_nodes
-def values(place: Operation, node: Node, readers: list[Node]) -> Sought:
+def values(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
     """A value between two steps that is multiplied by a number, that a number is added to, or that is clipped."""
     is_value = node.kind in _VALUES or (node.kind == "tensor" and node.what != TOKENS)
     if is_value or node.kind == "reduction" or (_is_vector(node) and node.noun.endswith("bias")):
         noun = node.noun if readers else "everything"
-        yield f"{_is(noun)} {{number}} times what is right", partial(_step, "product", node), _RELATIVE
+        yield Edit(f"{_is(noun)} {{number}} times what is right", partial(_step, "product", node), grid=_RELATIVE)
     if node.kind in _VALUES and node.kind != "outer":
-        yield f"{{number}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), _SHIFTS
+        yield Edit(f"{{number}} is added to {node.noun if readers else 'every number'}", partial(_step, "sum", node), grid=_SHIFTS)
     if is_value:
         clipped = f"{_is(node.noun if readers else 'the result')} clipped"
-        yield f"{clipped} beyond {{number}}", partial(_step, "clipped", node), _LIMITS
-        yield f"{clipped} above {{number}}", partial(_step, "clipped above", node), _LIMITS
+        yield Edit(f"{clipped} beyond {{number}}", partial(_step, "clipped", node), grid=_LIMITS)
+        yield Edit(f"{clipped} above {{number}}", partial(_step, "clipped above", node), grid=_LIMITS)
 
 
 _IN_ORDER: tuple[Kind, ...] = (

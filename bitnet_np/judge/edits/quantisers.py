@@ -45,19 +45,16 @@ QUANTISERS: dict[str, tuple[str, Quantizer]] = {
     "128_wraps": (f"{_STEPS.format(128)}, and +128 wraps around to -128", _quantizer(lambda x: (np.rint(x) + 128) % 256 - 128, 128)),
     "128": (_STEPS.format(128), _quantizer(most=128)),
     **{str(most): (_STEPS.format(most), _quantizer(most=most, least=-most)) for most in (126, 63, 7)},
-    "signed_largest": (
-        "activations are scaled by their largest number, not by their largest magnitude",
-        _quantizer(size=lambda x: x),
-    ),
+    "signed_largest": ("activations are scaled by their largest number, not by their largest magnitude", _quantizer(size=lambda x: x)),
 }
 """By the rest of an id: what is said of a quantiser, and the quantiser."""
 
 
-def quantised(place: Operation, node: Node, readers: list[Node]) -> Iterator[tuple[str, Node]]:
+def quantised(place: Operation, node: Node, readers: list[Node]) -> Iterator[tuple[str, Node, str]]:
     """Activations that are quantised to int8 by another rule."""
     if node.noun == CODED or (node.noun in ("the codes", "the activation scale") and not readers):
-        for words, quantize in QUANTISERS.values():
-            yield words, Node("opaque", tuple(tensors(node)[:1]), node.noun, partial(_part, node.noun, quantize))
+        for id, (words, quantize) in QUANTISERS.items():
+            yield words, Node("opaque", tuple(tensors(node)[:1]), node.noun, partial(_part, node.noun, quantize)), f"quantiser.{id}"
 
 
 def _part(noun: str, quantize: Quantizer, x: Array) -> Array:

@@ -1,6 +1,6 @@
 """What a matrix may be taken for: inputs that sums leave out, rows of others, codes, blocks and bits that are misread.
 
-Each function gives changes in words, and as functions of the matrix [N, M].
+Each function gives changes in words, as functions of the matrix [N, M], and by their ids and types where they have names.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from ..law.graph import EMBEDDING, Operation
 from ..law.roundings import cut_to_digits, to_digits
 from .blocks import misread_formats, orders
 
-Changes = Iterator[tuple[str, Callable[[Matrix], Matrix]]]
+Changes = Iterator[tuple]
 
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -58,13 +58,12 @@ def codes(place: Operation) -> Changes:
     if isinstance(weights, Ternary):
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
-                yield f"I2_S is read in the layout {layout}", partial(Matrix.changed, change=partial(_in_layout, layout, weights))
+                read = partial(_in_layout, layout, weights)
+                yield f"I2_S is read in the layout {layout}", partial(Matrix.changed, change=read), "codes.layout"
         for meaning in map(np.array, (*product((-1.0, 0.0, 1.0), repeat=3), (0.0, 1.0, 2.0), (-2.0, -1.0, 0.0))):
             words = ", ".join(f"{n:+g}" if n else "0" for n in meaning)
-            yield (
-                f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1",
-                _by_row(partial(lambda to, x: to[x.astype(np.int64) + 1], meaning)),
-            )
+            change = _by_row(partial(lambda to, x: to[x.astype(np.int64) + 1], meaning))
+            yield f"codes 0, 1, 2 are read as {words} instead of -1, 0, +1", change, words
 
 
 def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
@@ -83,7 +82,7 @@ def misread(place: Operation) -> Changes:
 def reordered(place: Operation) -> Changes:
     """Weights that are read in another order, as an engine has one reader for all tables of a type."""
     width = (place.model.token_embd if place.key.name == EMBEDDING.name else place.linear).shape[1]
-    for order, source in orders(width):
+    for order, source, _ in orders(width):
         yield f"weights of each row are read in another order: {order}", _by_row(partial(np.take, indices=source, axis=1))
 
 
@@ -95,15 +94,20 @@ def fewer_bits(place: Operation) -> Changes:
     """Weights that are converted to fewer bits."""
     embeds = place.key.name == EMBEDDING.name
     if embeds or not isinstance(place.linear.weights, Ternary):
-        for text, narrow in in_fewer_bits((place.model.token_embd if embeds else place.linear).shape[1]):
-            yield f"weights are {text}", _by_row(narrow)
+        for digits in range(11, 1, -1):
+            yield f"weights are rounded to {digits} significant bits", _by_row(partial(to_digits, digits=digits))
+            yield f"weights are cut to {digits} significant bits, not rounded", _by_row(partial(cut_to_digits, digits=digits))
+        for kind in types_of_rows((place.model.token_embd if embeds else place.linear).shape[1]):
+            noun = format_of(kind).noun
+            named = () if ":" in kind else ("weights.narrow_rows", kind) if kind in _ROWS else ("weights.narrow_blocks", noun)
+            yield f"weights are rounded to {noun}", _by_row(partial(rounded, kind=kind)), *named
 
 
-def in_fewer_bits(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
-    """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
-    for digits in range(11, 1, -1):
-        yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
-        yield f"cut to {digits} significant bits, not rounded", partial(cut_to_digits, digits=digits)
-    blocks = [f"{grid}:{size}" for grid in ("int8", "int4") for size in (16, 32, 64, 128, 256) if width % size == 0]
-    for kind in ("int8", "int4", "q8_0", "q4_0", "q6_K", "mxfp8", "mxfp6", "mxfp4", *blocks):
-        yield f"rounded to {format_of(kind).noun}", partial(rounded, kind=kind)
+_ROWS = ("int8", "int4")
+"""Types with a scale for each row, or for so many numbers of it."""
+
+
+def types_of_rows(width: int) -> list[str]:
+    """Narrow types of rows of this width."""
+    blocks = [f"{grid}:{size}" for grid in _ROWS for size in (16, 32, 64, 128, 256) if width % size == 0]
+    return [*_ROWS, "q8_0", "q4_0", "q6_K", "mxfp8", "mxfp6", "mxfp4", *blocks]

@@ -333,10 +333,7 @@ _ROWS = Key("rows", None)
 def of_experts(place: Place, x: Node, chosen: Node, linears: Sequence[Linear]) -> Node:
     """Each slot's input [T, M], or [T, k*M] where every slot has its own, times the matrix of the slot's expert -> [T, k*N]."""
     return Node(
-        "opaque",
-        (Node("linears", (), "the experts' matrices", linears), x, chosen),
-        "the experts' products",
-        partial(_by_expert, place),
+        "opaque", (Node("linears", (), "the experts' matrices", linears), x, chosen), "the experts' products", partial(_by_expert, place)
     )
 
 

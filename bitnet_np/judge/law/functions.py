@@ -17,13 +17,7 @@ Function = Callable[[Array], Array]
 
 
 GELU_BY_TANH = "GELU's approximation by tanh"
-ACTIVATION_NAMES = {
-    "relu2": "relu^2",
-    "silu": "SiLU",
-    "gelu_gate": GELU_BY_TANH,
-    "gelu": "the exact GELU",
-    "gelu_tanh": GELU_BY_TANH,
-}
+ACTIVATION_NAMES = {"relu2": "relu^2", "silu": "SiLU", "gelu_gate": GELU_BY_TANH, "gelu": "the exact GELU", "gelu_tanh": GELU_BY_TANH}
 """The names of the functions that Config.activation stands for."""
 ACTIVATIONS: dict[str, Function] = {
     "SiLU": lambda x: x * spec.sigmoid(x),
@@ -189,36 +183,42 @@ def causal(i: NDArray, j: NDArray, window: float) -> NDArray:
     return (j <= i) & (j > i - window)
 
 
-MASKS: dict[str, Sees] = {
-    "the mask is missing: tokens see the future": lambda i, j, w, n: j > i - w,
-    "the mask is off by one: a token sees the next one": lambda i, j, w, n: (j <= i + 1) & (j > i - w),
-    "the mask is off by one: a token does not see itself": lambda i, j, w, n: (causal(i, j, w) & (j < i)) | (i + j == 0),
-    "the window is missing: all tokens before are seen": lambda i, j, w, n: j <= i,
-    "the window is too long by one: it does not count the token itself": lambda i, j, w, n: causal(i, j, w + 1),
-    "the window is too short by one": lambda i, j, w, n: causal(i, j, w - 1),
-    "the first token is not seen by later ones": lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0)),
-    "blocks as long as the window are seen instead of a window": lambda i, j, w, n: (j <= i) & (j // min(w, 1e9) == i // min(w, 1e9)),
-    "the first {n} tokens are seen by all, as a prefix is": lambda i, j, w, n: causal(i, j, w) | (j < n),
-    "only the last {n} tokens are seen, as in a window, or in a ring of so many slots": lambda i, j, w, n: causal(i, j, n),
-    "only the last {n} tokens and the first are seen: a window with a sink": lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
-    "tokens see the future within their chunk of {n}": lambda i, j, w, n: causal(i, j, w) | (i // n == j // n),
-    "tokens see their own chunk of {n} alone": lambda i, j, w, n: causal(i, j, w) & (i // n == j // n),
-    "tokens from position {n} on see each other's future: a later chunk is not masked inside": (
-        lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n))
+MASKS: dict[str, tuple[str, Sees]] = {
+    "none": ("the mask is missing: tokens see the future", lambda i, j, w, n: j > i - w),
+    "next": ("the mask is off by one: a token sees the next one", lambda i, j, w, n: (j <= i + 1) & (j > i - w)),
+    "not_itself": ("the mask is off by one: a token does not see itself", lambda i, j, w, n: (causal(i, j, w) & (j < i)) | (i + j == 0)),
+    "no_window": ("the window is missing: all tokens before are seen", lambda i, j, w, n: j <= i),
+    "longer": ("the window is too long by one: it does not count the token itself", lambda i, j, w, n: causal(i, j, w + 1)),
+    "shorter": ("the window is too short by one", lambda i, j, w, n: causal(i, j, w - 1)),
+    "not_first": ("the first token is not seen by later ones", lambda i, j, w, n: causal(i, j, w) & ((j > 0) | (i == 0))),
+    "blocks": ("blocks as long as the window are seen instead of a window", lambda i, j, w, n: (j <= i) & (j // w == i // w)),
+    "prefix": ("the first {n} tokens are seen by all, as a prefix is", lambda i, j, w, n: causal(i, j, w) | (j < n)),
+    "last_only": ("only the last {n} tokens are seen, as in a window, or in a ring of so many slots", lambda i, j, w, n: causal(i, j, n)),
+    "sink": (
+        "only the last {n} tokens and the first are seen: a window with a sink",
+        lambda i, j, w, n: causal(i, j, w) & ((j < 1) | (j > i - n)),
     ),
-    "tokens from position {n} on do not see those before: the cache is lost at the border of a chunk": (
-        lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j >= n))
+    "chunk": ("tokens see the future within their chunk of {n}", lambda i, j, w, n: causal(i, j, w) | (i // n == j // n)),
+    "own_chunk": ("tokens see their own chunk of {n} alone", lambda i, j, w, n: causal(i, j, w) & (i // n == j // n)),
+    "later_chunk": (
+        "tokens from position {n} on see each other's future: a later chunk is not masked inside",
+        lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n)),
+    ),
+    "border": (
+        "tokens from position {n} on do not see those before: the cache is lost at the border of a chunk",
+        lambda i, j, w, n: causal(i, j, w) & ((i < n) | (j >= n)),
     ),
 }
-"""Rules of who sees whom. The braces are a number of tokens n. Where tensors are there, others are solved for: readings/cells.py."""
+"""Rules of who sees whom, in words and as functions. The braces are a number of tokens n. Where tensors are there, others are solved for:
+readings/cells.py."""
 
 
 def _mask(scores: Array, what: tuple[int, str, int]) -> Array:
-    """Scores of what a query must not see are minus infinity. what: the window, 0 where there is none; a rule, "" for the right one, and
-    its number."""
+    """Scores of what a query must not see are minus infinity. what: the window, 0 where there is none; a rule by its id, "" for the right
+    one, and its number."""
     window, rule, n = what
     i, j, w = np.arange(scores.shape[-2])[:, None], np.arange(scores.shape[-1]), window or np.inf
-    return np.where(MASKS[rule](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
+    return np.where(MASKS[rule][1](i, j, w, n) if rule else causal(i, j, w), scores, -np.inf)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

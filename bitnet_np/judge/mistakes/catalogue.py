@@ -43,102 +43,90 @@ def _dialect(name: str, at: tuple[str, ...], field: str, text: str, **how: tuple
 
 
 _LIKELY = {
-    "switch.logit_scale": "steps: the logit scale is not divided out",
-    "switch.embedding_scale": "steps: the embedding scale is missing",
-    "switch.residual_scale": "steps: the residual scale is missing",
-    "switch.logit_cap": "steps: the logits' capping is missing",
-    "switch.score_cap": "steps: the scores' capping is missing",
-    "switch.attention_scale": "usual_numbers: scores are multiplied by {X}",
-    "bias.missing": "steps: the bias is missing",
-    "scale.missing": "steps: the weight scale is missing",
-    "scale.inverted": "steps: the weight scale is divided by instead of multiplied",
-    "norm.weight_missing": "steps: the norm's weight is missing",
-    "norm.bias_missing": "steps: the norm's bias is missing",
-    "norm.missing": "whole: the norm is missing: its input comes out unchanged",
-    "rope.pairs": "turns: pairs are {X}",
-    "rope.missing": "whole: the rotation is missing",
-    "rope.backwards": "turns: the rotation turns the other way",
-    "rope.unscaled": "steps: the position scale is not divided out",
-    "rope.magnitude": "steps: RoPE's magnitude is missing",
-    "rope.factors": "steps: the factors of the frequencies are not divided out",
-    "rope.base": "usual_numbers: the frequency base is {X}",
-    "rope.scaled_local": "positions: positions are scaled in local layers, too",
-    "attention.unscaled": "steps: the score scale is missing",
-    "attention.divided_by_width": "steps: the score scale is applied twice",
-    "attention.no_window": "masks: the window is missing{X}",
-    "attention.heads_in_turn": "groups: key-value heads are dealt out{X}",
-    "activation.swapped": "exchanged: {u}up and {g}gate are exchanged",
-    "experts.not_normalised": "steps: the sum of the token's experts is not divided out",
-    "experts.not_softmax": "routers: {A}",
-    "experts.unweighted": "steps: the weights of experts are missing",
-    "experts.shared_ungated": "steps: the gate is missing",
-    "table.positions": "steps: the rows of positions are missing",
-    "table.output_bias": "steps: the head's bias is missing",
+    "switch.logit_scale": "steps: missing the logit scale",
+    "switch.embedding_scale": "steps: missing the embedding scale",
+    "switch.residual_scale": "steps: missing the residual scale",
+    "switch.logit_cap": "steps: missing the logits' capping",
+    "switch.score_cap": "steps: missing the scores' capping",
+    "switch.attention_scale": "usual_numbers",
+    "bias.missing": "steps: missing the bias",
+    "scale.missing": "steps: missing the weight scale",
+    "scale.inverted": "steps: opposite the weight scale",
+    "norm.weight_missing": "steps: missing the norm's weight",
+    "norm.bias_missing": "steps: missing the norm's bias",
+    "norm.missing": "whole",
+    "rope.pairs": "turns",
+    "rope.missing": "whole",
+    "rope.backwards": "turns",
+    "rope.unscaled": "steps: missing the position scale",
+    "rope.magnitude": "steps: missing RoPE's magnitude",
+    "rope.factors": "steps: missing the factors of the frequencies",
+    "rope.base": "usual_numbers: the frequency base",
+    "rope.scaled_local": "positions",
+    "attention.unscaled": "steps: missing the score scale",
+    "attention.divided_by_width": "steps: twice the score scale",
+    "attention.no_window": "masks",
+    "attention.heads_in_turn": "groups",
+    "activation.swapped": "exchanged",
+    "experts.not_normalised": "steps: missing the sum of the token's experts",
+    "experts.not_softmax": "routers: *",
+    "experts.unweighted": "steps: missing the weights of experts",
+    "experts.shared_ungated": "steps: missing the gate",
+    "table.positions": "steps: missing the rows of positions",
+    "table.output_bias": "steps: missing the head's bias",
 }
 _NORMS = {
-    "norm.epsilon": "usual_numbers: epsilon is {X}",
-    "norm.epsilon_outside": "moved: epsilon is outside the root",
-    "norm.mean_not_subtracted": "steps: the mean is missing",
-    "norm.no_mean_no_bias": "whole: the mean is not subtracted, as in RMSNorm, and its bias is missing",
-    "norm.mean_subtracted": "centred: the mean is subtracted, as in LayerNorm",
-    "norm.width_less_one": "other_function: the sum of squares over the width less one instead of the mean square",
+    "norm.epsilon": "usual_numbers: epsilon",
+    "norm.epsilon_outside": "moved: root before epsilon",
+    "norm.mean_not_subtracted": "steps: missing the mean",
+    "norm.no_mean_no_bias": "whole",
+    "norm.mean_subtracted": "centred",
+    "norm.width_less_one": "other_function: sum of squares over the width less one instead of mean square",
 }
 OF_ROWS = frozenset(_NORMS)
 """The ids of mistakes in what a row has once: none is in some of its elements, and an operation has it in all rows."""
 OF_HEADS = frozenset(("attention.heads_in_turn", "attention.groups", "edit.groups"))
 """The ids of mistakes in a rule for all heads: none is in some of them."""
 _ANYWHERE = {
-    "scale.other": "other_weight: the weight scale of {A} is used",
-    "codes.unshifted": "codes: codes 0, 1, 2 are read as 0, +1, +2 instead of -1, 0, +1",
-    "codes.layout": "codes: I2_S is read in the layout {layout}",
-    "weights.transposed": "order: the{X}matrix is read column by column, as if it were transposed",
-    "weights.others": "other_weight: the weights of {A} are used",
-    "input.unnormed": "other_tensor: {input} is read instead of {x}_norm",
-    "norm.other_weight": "other_weight: the norm's weight of {A} is used",
-    "norm.after_rope": "swapped: the rotation comes before the norm of heads",
-    "rope.positions": "positions: positions are too {x} by 1",
-    "rope.fed_twice": "positions: the last token is one position too far{X}",
-    "attention.mask": "masks: {W}",
-    "attention.groups": "groups: {W}",
-    "attention.transposed": "order: heads and their elements are transposed",
-    "attention.unrotated": "exchanged: queries and keys are not rotated",
-    "attention.keys_values_swapped": "exchanged: Vcur and Kcur{x} are exchanged",
-    "attention.last_only": "masks: only the last {n} tokens are seen, {X}",
-    "layers.skipped": "whole: the layer is skipped{X}",
-    "head.unnormed": "other_tensor: l_out of layer {n} is read instead of result_norm",
-    "layers.last_skipped": "other_tensor: l_out of layer {n} is read instead of l_out",
-    "embedding.scaled": "whole: embeddings are scaled by the root of the width",
+    "scale.other": "other_weight: the weight scale",
+    "codes.unshifted": "codes: 0, +1, +2",
+    "codes.layout": "codes",
+    "weights.transposed": "order",
+    "weights.others": "other_weight",
+    "input.unnormed": "other_tensor",
+    "norm.other_weight": "other_weight: the norm's weight",
+    "norm.after_rope": "swapped",
+    "rope.positions": "positions",
+    "rope.fed_twice": "positions",
+    "attention.mask": "masks",
+    "attention.groups": "groups: *",
+    "attention.transposed": "order",
+    "attention.unrotated": "exchanged",
+    "attention.keys_values_swapped": "exchanged",
+    "attention.last_only": "masks",
+    "layers.skipped": "whole",
+    "head.unnormed": "other_tensor",
+    "layers.last_skipped": "other_tensor",
+    "embedding.scaled": "whole",
 }
 _RESIDUALS = {
-    "residual.missing": "steps: the residual, {h}, is missing",
-    "residual.branch_missing": "steps: {branch} is missing",
-    "residual.normed": "other_tensor: {x}_norm is read instead of the residual, {h}",
-    "residual.subtracted": "steps: the residual, {h}, is subtracted",
-    "residual.branch_subtracted": "steps: {branch} is subtracted",
-    "residual.twice": "steps: the residual, {h}, is applied twice",
-    "residual.layer_input": "other_tensor: the layer's input is read instead of the residual, {h}",
+    "residual.missing": "steps: missing the residual",
+    "residual.branch_missing": "steps: missing a tensor",
+    "residual.normed": "other_tensor",
+    "residual.subtracted": "steps: opposite the residual",
+    "residual.branch_subtracted": "steps: opposite a tensor",
+    "residual.twice": "steps: twice the residual",
+    "residual.layer_input": "other_tensor",
 }
-_OF_WEIGHTS = {
-    "weights.narrow": "narrow_weights: weights are rounded to {kind}",
-    "weights.narrow_blocks": "fewer_bits: weights are rounded to {kind}",
-    "weights.narrow_rows": "fewer_bits: weights are rounded to {kind} with a scale for each row",
-}
+_OF_WEIGHTS = {"weights.narrow": "narrow_weights: *", "weights.narrow_blocks": "fewer_bits", "weights.narrow_rows": "fewer_bits"}
 _ROUNDINGS = {
-    "rope.narrow_angles": "rounded: the angles: rounded to {kind}",
-    "rope.narrow_turns": "rounded: sines and cosines: rounded to {kind}",
-    "activation.narrow": "rounded: the activation's input and value are rounded to {kind}, as in a table of it",
-    "activation.narrow_value": "rounded: the activation: rounded to {kind}",
+    "rope.narrow_angles": "rounded: the angles",
+    "rope.narrow_turns": "rounded: sines and cosines",
+    "activation.narrow": "rounded",
+    "activation.narrow_value": "rounded: the activation",
 }
 _CACHES = (
-    *_named(
-        {
-            "cache.ggml": "stored: keys and values are rounded to {kind}, as in a KV cache of ggml{X}",
-            "cache.ggml_scaled": "stored: keys and values, and queries that are scaled already, are rounded to {kind}, as {X}",
-            "cache.narrow": "stored: keys and values are rounded, as a cache of {kind} does",
-            "cache.float16_scaled": "stored: {kind} roundings, of queries that are scaled already{X}",
-        },
-        fault=False,
-    ),
+    *_named(dict.fromkeys(("cache.ggml", "cache.ggml_scaled", "cache.narrow", "cache.float16_scaled"), "stored"), fault=False),
     _dialect(
         "float16",
         _ATTENTION,
@@ -164,7 +152,7 @@ QUANTISING = tuple(
         f"quantiser.{id}",
         text,
         (*FIELDS, *(name + part for part in ("_codes", "_scale") for name in MAY_BE_QUANTIZED)),
-        f"quantised: {text}",
+        "quantised",
         partial(engines.quantising, quantize),
     )
     for id, (text, quantize) in QUANTISERS.items()
@@ -180,8 +168,8 @@ _ENGINES = (
     Mistake("head.tied", "the head is tied to the embedding, the file has one of its own", _HEAD, engine=engines.tied),
     Mistake("residual.other_kind", "the feed-forward reads {read} instead of {right}", engine=engines.other_branch),
     *(
-        Mistake(f"tokens.{id}", edit, (EMBEDDING.name,), f"positions: {edit}", partial(engines.shifted, by))
-        for id, edit, by in (("plus_1", "token ids are off by 1", 1), ("minus_1", "token ids are off by -1", -1))
+        Mistake(f"tokens.{id}", f"token ids are off by {by}", (EMBEDDING.name,), f"positions: ids {by}", partial(engines.shifted, by))
+        for id, by in (("plus_1", 1), ("minus_1", -1))
     ),
     Mistake(
         "tokens.first_twice",
@@ -197,27 +185,27 @@ _ENGINES = (
 CATALOGUE = (
     *_DIALECTS,
     *_named(_LIKELY, likely=True),
-    *_named({"activation.other": "other_function: {A} instead of {B}"}, ("ffn_out", "ffn_moe_swiglu"), likely=True),
-    *_named({"scale.fused": "other_weight: the weight scale of {x}cur is used"}, ("Qcur", "Kcur", "Vcur"), likely=True, local=True),
-    *_named({"scale.gated": "other_weight: the weight scale of ffn_{x} is used"}, ("ffn_gate", "ffn_up"), likely=True, local=True),
+    *_named({"activation.other": "other_function: *"}, ("ffn_out", "ffn_moe_swiglu"), likely=True),
+    *_named({"scale.fused": "other_weight: beside"}, ("Qcur", "Kcur", "Vcur"), likely=True, local=True),
+    *_named({"scale.gated": "other_weight: beside"}, ("ffn_gate", "ffn_up"), likely=True, local=True),
     *QUANTISING,
     *_named(_NORMS, NORMING, likely=True, shared=True),
     *_ENGINES,
     *_named(_ANYWHERE),
     *_named(_RESIDUALS, _SUMS),
-    *_named({"head.int8": "rounded: result_norm: rounded to int8 with a scale for each row"}, _HEAD, fault=False),
-    *_named(
-        {"pooling.other_rows": "other_function: {A} instead of {B}", "pooling.unit": "whole: each position is divided{X}"}, (POOLED.name,)
-    ),
-    *_named({"input.narrow": "rounded: {x}: rounded to {kind}"}, tuple(FIELDS), fault=False),
+    *_named({"head.int8": "rounded: a tensor in int8 with a scale for each row"}, _HEAD, fault=False),
+    *_named({"pooling.other_rows": "other_function: *", "pooling.unit": "whole"}, (POOLED.name,)),
+    *_named({"input.narrow": "rounded: a tensor"}, tuple(FIELDS), fault=False),
     *_named(_OF_WEIGHTS, (*FIELDS, *_HEAD, *OF_EXPERTS, *NORMING), fault=False),
     *_named(_ROUNDINGS, fault=False),
-    Mistake("weights.narrow_matrices", "matrices are rounded to {kind}", _EVERY, "rounded: the{X}matrix: rounded to {kind}", fault=False),
+    Mistake("weights.narrow_matrices", "matrices are rounded to {kind}", _EVERY, "rounded: a matrix", fault=False),
     *_CACHES,
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 HIDDEN = tuple(
-    Mistake(f"edit.{kind}", "", _EVERY, f"{kind}: ", fault=kind not in kinds.NARROW, shared=kind in kinds.SHARED, local=kind in kinds.LOCAL)
+    Mistake(
+        f"edit.{kind}", "", _EVERY, f"{kind}: *", fault=kind not in kinds.NARROW, shared=kind in kinds.SHARED, local=kind in kinds.LOCAL
+    )
     for kind in kinds.KINDS
     if kind not in ("routers", "quantised")  # whose edits all have names
 )

@@ -75,7 +75,7 @@ def narrowed(span: Sequence[Operation], mistake: Hypothesis) -> Iterator[Hypothe
 
     Of several operations only what some kinds of them share: an engine has one type for its products, or for what it stores.
     """
-    for (kind, words), computes in _in_fewer_bits(span, mistake.computes, kinds.NARROW).items():
+    for (kind, _, words), computes in _in_fewer_bits(span, mistake.computes, kinds.NARROW).items():
         groups = _groups(list(computes), narrow=True) if len(span) > 1 and kind != "stored" else [list(computes)]
         for keys in groups:
             both: Computes = {**mistake.computes, **{key: computes[key] for key in keys}}
@@ -84,9 +84,9 @@ def narrowed(span: Sequence[Operation], mistake: Hypothesis) -> Iterator[Hypothe
 
 def cached_and_rounded(span: Sequence[Operation]) -> Iterator[Hypothesis]:
     """Yields operations with a type of the KV cache and one of products."""
-    for (_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
+    for (*_, cache), caches in _in_fewer_bits(span, {}, ("stored",)).items():
         rounded = _in_fewer_bits(span, caches, ("rounded",)).items()
-        for words, computes in ((words, computes) for (_, words), computes in rounded if words.startswith(kinds.OPERANDS)):
+        for words, computes in ((words, computes) for (_, id, words), computes in rounded if id in kinds.OPERANDS):
             for keys in _groups(list(computes), narrow=True):
                 both = {**caches, **{key: computes[key] for key in keys}}
                 yield Hypothesis(f"{words}{AND}{cache}", "edit.rounded", fault=False, computes=both)
@@ -96,15 +96,15 @@ AND = ", and "
 """What stands between two types of fewer bits."""
 
 
-def _in_fewer_bits(span: Sequence[Operation], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str], dict[Key, Edited]]:
-    """Each operation that can have fewer bits, by the kind of edit and what is said of it; on top of a mistake in some of them."""
-    edits: dict[tuple[str, str], dict[Key, Edited]] = {}
+def _in_fewer_bits(span: Sequence[Operation], mistaken: Computes, narrow: Sequence[str]) -> dict[tuple[str, str, str], dict[Key, Edited]]:
+    """Each operation that can have fewer bits, by the kind of edit, its id, and what is said of it; on top of a mistake in some of them."""
+    edits: dict[tuple[str, str, str], dict[Key, Edited]] = {}
     for site in (site for site in span if site.key.name != TOP_EXPERTS):
         edited = mistaken.get(site.key)
         tree = edited.tree if isinstance(edited, Edited) else site.tree
         for kind in narrow:
-            for words, edit in kinds.KINDS[kind](site, tree):
-                edits.setdefault((kind, words), {})[site.key] = Edited(site, edit)
+            for edit in (kinds.Edit(*edit) for edit in kinds.KINDS[kind](site, tree)):
+                edits.setdefault((kind, edit.id, edit.words), {})[site.key] = Edited(site, edit.tree)
     return edits
 
 

@@ -89,14 +89,14 @@ def other_heads(wrong: Wrong) -> str | None:
     off = np.flatnonzero(attended.wrong.places.reshape(attended.values.shape).any(axis=(0, 2)))
     if count * count * t * t * size > _WORK or not off.size:
         return None
-    kinds = {
-        "query heads read other key-value heads": lambda h, other: (h, other, other),
-        "query heads read the keys of other heads": lambda h, other: (h, other, h),
-        "query heads read the values of other heads": lambda h, other: (h, h, other),
-        "heads have the queries of others": lambda h, other: (other, h, h),
-    }
-    for words, of in kinds.items():
-        per = 1 if "queries" in words else attended.shared  # the first query head of each key-value head stands for it
+    shared = attended.shared  # the first query head of each key-value head stands for it
+    kinds = (
+        ("query heads read other key-value heads", shared, lambda h, other: (h, other, other)),
+        ("query heads read the keys of other heads", shared, lambda h, other: (h, other, h)),
+        ("query heads read the values of other heads", shared, lambda h, other: (h, h, other)),
+        ("heads have the queries of others", 1, lambda h, other: (other, h, h)),
+    )
+    for words, per, of in kinds:
         found = right.copy()
         for h in off:
             fits = (o for o in right[::per] if explains(attended.head(*of(h, o)), attended.theirs[:, h], value[:, h], wrong.noise))

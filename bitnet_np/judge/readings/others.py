@@ -182,13 +182,12 @@ def choices(wrong: Wrong) -> str | None:
     """The rule by which a router has chosen experts: by rounded numbers, of which several are equal, or by the smallest ones."""
     logits, theirs = wrong.inputs[0], np.rint(wrong.theirs)
     numbers = {"probabilities": spec.softmax(logits), "logits": logits}
-    rules = {f"their {what} rounded to {kind}": formats.EACH[kind](x) for what, x in numbers.items() for kind in formats.EACH}
-    rules |= {"the smallest logits": -logits, "the magnitude of logits": np.abs(logits)}
-    for words, x in rules.items():
+    rules = [(f"their {what} rounded to {kind}", formats.EACH[kind](x), True) for what, x in numbers.items() for kind in formats.EACH]
+    for words, x, has_equal in (*rules, ("the smallest logits", -logits, False), ("the magnitude of logits", np.abs(logits), False)):
         for equal, order in (("first", slice(None)), ("last", slice(None, None, -1))):
             chosen = spec.top_experts(x[:, order], theirs.shape[1])
             if np.array_equal(chosen if equal == "first" else x.shape[1] - 1 - chosen, theirs):
-                return f"experts are chosen by {words}" + f", of equal ones the {equal}" * ("rounded" in words)
+                return f"experts are chosen by {words}" + f", of equal ones the {equal}" * has_equal
     return None
 
 

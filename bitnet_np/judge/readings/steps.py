@@ -261,7 +261,7 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
         return None
 
     def of(some: NDArray) -> str:
-        return places_of(some, len(factor), "input").removesuffix(f" of {len(factor)}")
+        return places_of(some, len(factor), "input", amount=False)
 
     if factors.size > _FEW_FACTORS:
         return f"{of(off)} are multiplied by other numbers, {least_to_largest(factor[off])}"
