@@ -33,8 +33,9 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
 
 def in_lanes(x: NDArray, n: int = LANES) -> NDArray:
     # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
-    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % n), x.dtype)], axis=-1)
-    return x.reshape(*x.shape[:-1], -1, n)
+    rows, missing = x.shape[:-1], -x.shape[-1] % n
+    padded = np.concatenate([x, np.zeros((*rows, missing), x.dtype)], axis=-1)
+    return padded.reshape(*rows, -1, n)
 
 
 def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
@@ -109,7 +110,8 @@ def tanh(x: Floats) -> Floats:
     where the difference would cancel."""
     a = np.minimum(np.abs(x), TANH_LARGEST)
     y = a + a
-    m = np.where(a < TANH_SMALL, fma(y * y, polynomial(y, EXP), y), exp(y) - f32(1))
+    small = fma(y * y, polynomial(y, EXP), y)
+    m = np.where(a < TANH_SMALL, small, exp(y) - f32(1))
     t = m / (m + f32(2))
     return np.where(x < 0, -t, t)
 
@@ -122,8 +124,9 @@ def normal_cdf(x: Floats) -> Floats:
     erf(t) = t + t p(t^2) up to ERF_LIMIT, erfc(t) = e^(t q(t)) up to ERFC_LIMIT, beyond which it is 0.
     """
     t = np.abs(x) * ROOT_HALF
-    near, far = f32(1) - fma(polynomial(t * t, ERF), t, t), exp(polynomial(t, ERFC) * t)
-    tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, np.where(t > ERFC_LIMIT, f32(0), far))
+    near = f32(1) - fma(polynomial(t * t, ERF), t, t)
+    far = np.where(t > ERFC_LIMIT, f32(0), exp(polynomial(t, ERFC) * t))
+    tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, far)
     return np.where(x < 0, tail, f32(1) - tail)
 
 

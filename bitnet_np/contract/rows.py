@@ -39,7 +39,8 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
     # [R, D], [D], [D] -> [R, D]
     """x less its mean, in float64 and rounded once, then as `rms_norm`, plus the bias or +0."""
     mean = lane_sum(x.astype(np.float64), WIDE_LANES) / x.shape[1]
-    return rms_norm((x - mean[:, None]).astype(f32), gain, eps) + (f32(0) if bias is None else bias)
+    normed = rms_norm((x - mean[:, None]).astype(f32), gain, eps)
+    return normed + (f32(0) if bias is None else bias)
 
 
 # --- positions ----------------------------------------------------------------------------------------------
@@ -66,7 +67,8 @@ def _rotated(x: Floats, cos: Floats, sin: Floats, first: slice, second: slice) -
     """Each pair (a, b) becomes (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)). What is in no pair stays."""
     out, a, b = x.copy(), x[..., first], x[..., second]
     cos, sin = cos[:, None], sin[:, None]
-    out[..., first], out[..., second] = fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
+    out[..., first] = fma(a, cos, -(b * sin))
+    out[..., second] = fma(a, sin, b * cos)
     return out
 
 
@@ -98,7 +100,8 @@ def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
     if kind == "float16":
         kept = rows.astype(np.float16).astype(f32)
     elif kind == "bfloat16":
-        kept = np.where(np.isnan(rows), rows, (_upper_half(rows.view(np.uint32)) << 16).view(f32))
+        upper = _upper_half(rows.view(np.uint32)) << 16
+        kept = np.where(np.isnan(rows), rows, upper.view(f32))
     elif kind == "int8":
         step = np.abs(rows).max(axis=1, keepdims=True) / f32(127)
         kept = np.rint(rows / np.where(step > 0, step, f32(1))) * step

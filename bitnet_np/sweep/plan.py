@@ -200,7 +200,8 @@ class _Reader:
         with self.models.at(name):
             for path in self._matches(name, self.models.values[name]):
                 is_zoo = path.is_dir() and not (path / "config.json").exists()
-                files += [ModelFile(str(file), digest_of(file)) for file in (sorted(path.glob("*.gguf")) if is_zoo else [path])]
+                found = sorted(path.glob("*.gguf")) if is_zoo else [path]
+                files += [ModelFile(str(file), digest_of(file)) for file in found]
             if not files:
                 raise OptionError(f"{name}: no GGUF file in the folder")
             for file in files:
