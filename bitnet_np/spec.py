@@ -72,8 +72,7 @@ def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    width = high - low if high != low else 0.001
-    return 1 - np.clip((np.arange(pairs) - low) / width, 0, 1)
+    return 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
 
 
 def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequencies are divided by them

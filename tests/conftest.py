@@ -55,8 +55,7 @@ def one_thread_of_products():
     """NumPy's products have one thread. The variable above comes too late without xdist: pytest's own options have NumPy loaded by then."""
     from bitnet_np.base.blas import openblas
 
-    blas = openblas()
-    if blas is not None:
+    if (blas := openblas()) is not None:
         blas.set(1)
 
 

@@ -74,7 +74,6 @@ LN2_HIGH, LN2_LOW = f32(0.693145751953125), f32(1.4286068203094172e-06)
 EXP_LOWEST, EXP_HIGHEST = f32(-104), f32(89)  # beyond these the answer is 0 or infinity
 EXP = tuple(map(f32, (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)))  # of r^2, r^3, ... r^6
 TANH_SMALL, TANH_LARGEST = f32(0.17), f32(10)
-GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 ROOT_HALF = f32(0.7071067811865476)
 ERF_LIMIT, ERFC_LIMIT = f32(0.9375), f32(6)
 ERF = tuple(map(f32, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
@@ -110,8 +109,7 @@ def tanh(x: Floats) -> Floats:
     where the difference would cancel."""
     a = np.minimum(np.abs(x), TANH_LARGEST)
     y = a + a
-    small = fma(y * y, polynomial(y, EXP), y)
-    m = np.where(a < TANH_SMALL, small, exp(y) - f32(1))
+    m = np.where(a < TANH_SMALL, fma(y * y, polynomial(y, EXP), y), exp(y) - f32(1))
     t = m / (m + f32(2))
     return np.where(x < 0, -t, t)
 

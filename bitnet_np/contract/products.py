@@ -59,9 +59,8 @@ def matmuls_blocks_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) 
 def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> int8 [R, M], steps per unit [R]
     """Codes, and 127 / max(1e-5, absmax) of each row; NaN and zeros for a row that is not finite."""
     largest = np.abs(x).max(axis=1)
-    finite = np.isfinite(largest)
-    scale = np.where(finite, f32(127) / np.maximum(largest, f32(1e-5)), f32(np.nan))
-    codes = np.where(finite[:, None], np.rint(x * scale[:, None]), f32(0))
+    scale = np.where(np.isfinite(largest), f32(127) / np.maximum(largest, f32(1e-5)), f32(np.nan))
+    codes = np.where(np.isnan(scale)[:, None], f32(0), np.rint(x * scale[:, None]))
     return codes.astype(np.int8), scale
 
 

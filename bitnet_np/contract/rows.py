@@ -8,19 +8,9 @@ from numpy.typing import NDArray
 from ..base.tensor_types import Q8_0
 from .arrays import Places
 from .blocks import rounded
-from .numbers import (
-    GELU_CUBIC,
-    GELU_LINEAR,
-    WIDE_LANES,
-    Floats,
-    cos_sin,
-    exp,
-    f32,
-    fma,
-    lane_sum,
-    normal_cdf,
-    tanh,
-)
+from .numbers import WIDE_LANES, Floats, cos_sin, exp, f32, fma, lane_sum, normal_cdf, tanh
+
+GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 
 # --- norms --------------------------------------------------------------------------------------------------
 
@@ -39,8 +29,7 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
     # [R, D], [D], [D] -> [R, D]
     """x less its mean, in float64 and rounded once, then as `rms_norm`, plus the bias or +0."""
     mean = lane_sum(x.astype(np.float64), WIDE_LANES) / x.shape[1]
-    normed = rms_norm((x - mean[:, None]).astype(f32), gain, eps)
-    return normed + (f32(0) if bias is None else bias)
+    return rms_norm((x - mean[:, None]).astype(f32), gain, eps) + (f32(0) if bias is None else bias)
 
 
 # --- positions ----------------------------------------------------------------------------------------------

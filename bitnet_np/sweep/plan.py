@@ -200,8 +200,7 @@ class _Reader:
         with self.models.at(name):
             for path in self._matches(name, self.models.values[name]):
                 is_zoo = path.is_dir() and not (path / "config.json").exists()
-                found = sorted(path.glob("*.gguf")) if is_zoo else [path]
-                files += [ModelFile(str(file), digest_of(file)) for file in found]
+                files += [ModelFile(str(file), digest_of(file)) for file in (sorted(path.glob("*.gguf")) if is_zoo else [path])]
             if not files:
                 raise OptionError(f"{name}: no GGUF file in the folder")
             for file in files:

@@ -108,9 +108,8 @@ def said_of(model, points, key):
 
 def test_each_mistake_is_said_of_a_dump_with_it():
     """Each id, and each text of more words."""
-    patterns, instead = said_texts.patterns(*said_texts.MISTAKES), {}
-    patterns |= {mistake.id: re.compile(rf"^{re.escape(mistake.id)}: ") for mistake in (*CATALOGUE, *HIDDEN)}
-    unsaid = set(patterns)
+    patterns = said_texts.patterns(*said_texts.MISTAKES) | {m.id: re.compile(rf"^{re.escape(m.id)}: ") for m in (*CATALOGUE, *HIDDEN)}
+    unsaid, instead = set(patterns), {}
 
     @cache
     def places_of(named):

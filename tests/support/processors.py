@@ -59,21 +59,12 @@ class Processor:
 # Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run them all. The rest
 # differ in products of bytes, of which the self-test's parts have every number of rows and outputs, and AMD's from Intel's by the kernel
 # that ternary products choose. Passes take longer to compile: one processor of each width runs them.
-TERNARY = ("family bitnet-b1.58", "ternary")
+TERNARY, FLOATS = ("family bitnet-b1.58", "ternary"), ("float", "dialect", "cache")  # beginnings of passes
 PROCESSORS = {
     "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0"), (*TERNARY, "Q4_K", "Q8_0")),
     "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",), (*TERNARY, "Q4_K")),
     "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q8_0",)),
-    "AVX2": Processor(
-        "haswell",
-        AVX2,
-        "avx2",
-        False,
-        3,
-        ("Q4_K", "Q5_1"),
-        (*TERNARY, "Q4_K", "Q5_1", "float", "dialect", "cache"),
-        is_whole=True,
-    ),
+    "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), (*TERNARY, *FLOATS, "Q4_K", "Q5_1"), is_whole=True),
     "AVX-VNNI": Processor("alderlake", AVX2 + ",+avxvnni", "avx-vnni", False, 3, ("Q8_0",)),
     "SSE": Processor("nehalem", SSE4, "ssse3", False, 3, ("Q4_K", "Q6_K"), is_whole=True),
     "x86-64 alone": Processor("generic", "", "generic", False, 3, ("Q8_0",)),
