@@ -65,11 +65,14 @@ def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> 
 def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
     # [J]; `yarn` is any record with the fields of records.Yarn. 1 for pairs that turn more than `fast` times
     # in the original context, 0 for those of less than `slow`, falling linearly in between
-    turns = yarn.fast, yarn.slow
-    low, high = (pairs * math.log(yarn.original / (n * 2 * math.pi)) / math.log(base) for n in turns)
-    low, high = (math.floor(low), math.ceil(high)) if yarn.truncate else (low, high)
+    def pair(turns: float) -> float:  # that turns so often in the original context
+        return pairs * math.log(yarn.original / (turns * 2 * math.pi)) / math.log(base)
+
+    low, high = pair(yarn.fast), pair(yarn.slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    return 1 - np.clip((np.arange(pairs) - low) / (high - low if high != low else 0.001), 0, 1)
+    return 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
 
 
 def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequencies are divided by them
@@ -80,12 +83,14 @@ def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequenci
 def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0) -> Array:
     # [T, H, K], [T, J] -> [T, H, K]; rotates the pairs (i, i + J) of the first 2J numbers of a head, or the
     # adjacent (2i, 2i + 1), and multiplies them by the magnitude
-    half, angle, out = angle.shape[1], angle[:, None, :], x.copy()
+    half = angle.shape[1]
     i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
     a, b = x[..., first], x[..., second]
-    cos, sin = magnitude * np.cos(angle), magnitude * np.sin(angle)
-    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    cos, sin = magnitude * np.cos(angle)[:, None], magnitude * np.sin(angle)[:, None]
+    out = x.copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
     return out
 
 
@@ -113,7 +118,8 @@ def by_query_head(kv: Array, heads: int) -> Array:
 
 
 def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees nothing gives zeros
-    p = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float64).min))
+    largest = scores.max(axis=-1, keepdims=True)
+    p = np.exp(scores - np.maximum(largest, np.finfo(np.float64).min))  # -inf - -inf would be NaN
     return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # which is 1 at least where a row sees something
 
 

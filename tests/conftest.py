@@ -51,6 +51,15 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def one_thread_of_products():
+    """NumPy's products have one thread. The variable above comes too late without xdist: pytest's own options have NumPy loaded by then."""
+    from bitnet_np.base.blas import openblas
+
+    if (blas := openblas()) is not None:
+        blas.set(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def no_lines_of_progress():
     """Commands print no line every ten seconds, however slow the machine: tests compare what they print. tests/cli/test_progress.py
     sets the interval."""

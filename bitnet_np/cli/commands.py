@@ -149,7 +149,7 @@ one of
 --case DIR: run the case of a folder again
 
 --time S = 60.0: seconds for the hunt
---runs N: end after so many runs
+--runs N: end after N runs
 --run-time S = 20.0: seconds after which a run hangs
 --workers N = 2: runs at a time
 --single: calls of one sequence only
@@ -247,7 +247,7 @@ one of
 {_MODEL}
 one of
 {_TOKENS}
---kl-divergence-base F.kld: compare with another model's predictions in this file, which has the tokens, too
+--kl-divergence-base F.kld: compare with another model's predictions in this file, which also has the tokens
 
 --save-all-logits F.kld: write the predictions, by chunks, in llama.cpp's format, to compare other models with
 --ctx-size N: with --save-all-logits: tokens of a chunk (default 512, or fewer for a short text or context)
@@ -311,8 +311,8 @@ k_len@K: number of keys
 --past N: number of keys before the first query's own (default K - Q)
 --align bottom_right|top_left = bottom_right: corner at which the diagonal begins or ends; top_left is --past 0 and allows K < Q
 --window N = 0: each query sees only the last N keys, its own included
---block N = 0: each query sees only keys of its own block of N positions
---sinks N = 0: with --window or --block: the first N keys are visible, too
+--block N = 0: each query sees only the keys of its block of N positions
+--sinks N = 0: with --window or --block: the first N keys are also visible
 --prefix N = 0: every query sees the first N keys
 --bool: print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf
 

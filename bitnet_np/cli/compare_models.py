@@ -62,7 +62,7 @@ def _facts(difference: ModelDifference) -> dict[str, object]:
 
 
 def _printed(difference: ModelDifference, heading: str, columns: int | None) -> str:
-    """The difference for people, in so many columns."""
+    """The difference for people, in this many columns."""
     kl, settings = difference.kl, difference.settings
     lines = [heading, f"KL divergence of the logits: mean {kl.mean():.3g}, largest {kl.max():.3g} nats"]
     lines += [f"the same token on top at {difference.same_top.mean():.1%} of positions"]

@@ -34,7 +34,7 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
             with of_file(f"{path}, line {number}"):
                 name, prompt = _entry(line)
                 if name in first_lines:
-                    raise OptionError(f"id {shown(name)} is that of line {first_lines[name]}, too")
+                    raise OptionError(f"id {shown(name)} is also that of line {first_lines[name]}")
             first_lines[name] = number
             yield number, name, prompt
 
@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
 def _entry(line: bytes) -> tuple[str | int, str | list[int]]:
     """The id of a line, and its text or token ids. Raises OptionError."""
     if len(line) > _LONGEST_LINE:
-        raise OptionError(f"more than {_LONGEST_LINE:,} bytes, expected at most so many")
+        raise OptionError(f"more than {_LONGEST_LINE:,} bytes, which a line has at most")
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def _entry(line: bytes) -> tuple[str | int, str | list[int]]:
 def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     """Run the command; returns the exit code."""
     if arguments.uniforms is not None:
-        raise OptionError("--uniforms is for one prompt; with --prompts-file every sequence has numbers of its own, from --seed and its id")
+        raise OptionError("--uniforms is for one prompt; with --prompts-file the numbers of each sequence come from --seed and its id")
     batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
     if batch < 1:
         raise OptionError(f"--batch is {batch}, expected at least 1")

@@ -5,6 +5,7 @@ import ast
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, declared: str) -> None:
     """Add arguments that are declared as text, one on a line: its name, what it takes, and behind a colon its help.
 
     What it takes is nothing, values that it may have (`a|b`), or the word that stands for one: N, K and Q are integers, X is a number, and
-    F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which says the type, too; the help shows it. `!` marks an option
+    F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which also says the type; the help shows it. `!` marks an option
     that must be given, `?` a first argument that need not be, `+` an option that may be repeated; `text@S` is kept as arguments.text. A
     line that is indented goes on with the help above. A line `one of` or `at most one of` begins options that exclude each other, up to a
     blank line. A line `[name]` begins a group of the help, up to the next one.
@@ -111,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
     def check_options(self, words: Sequence[str]) -> None:
         """End with an error if a word looks like an option and is none: argparse would first miss what the right one had given."""
-        for word in words[: words.index("--")] if "--" in words else words:
+        for word in takewhile(lambda word: word != "--", words):
             name, _, value = word.partition("=")
             if value == "--":  # to argparse before Python 3.13 a value that is no text
                 self.error(f"argument {word}: expected another value than --")

@@ -14,7 +14,7 @@ def width() -> int | None:
 
 
 def fitted(text: str, columns: int | None) -> str:
-    """Text for so many columns: a longer line goes on below, indented by two more. None: as it is."""
+    """Text of at most this many columns: a longer line goes on below, indented by two more. None: as it is."""
     if columns is None:
         return text
     lines = []

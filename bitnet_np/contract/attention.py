@@ -130,7 +130,8 @@ def _attended(rows: _Rows) -> Floats:  # [R, H, K]
             counted = rows.counted[:, key, None, None]
             part = np.where(counted, fma(p[:, j, :, None], values[:, j], part), part)
         after = np.maximum(largest, m)
-        a, b, sees = exp(largest - after), exp(m - after), np.asarray(seen.any(axis=1))[:, None]
+        a, b = exp(largest - after), exp(m - after)
+        sees = np.asarray(seen.any(axis=1))[:, None]
         weight = np.where(sees, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
         total = np.where(sees[..., None], fma(total, a[..., None], part * b[..., None]), total)
         largest = np.where(sees, after, largest)
@@ -145,7 +146,8 @@ def _attended_in_float16(rows: _Rows) -> Floats:  # [R, H, K]
     weight, total = np.zeros(rows.q.shape[:2]), np.zeros(rows.q.shape)
     for j in keys:
         weight = weight + p[:, j]
-    rounded = (p * (f32(1) / weight.astype(f32))[:, None]).astype(np.float16).astype(np.float64)
+    normalised = p * (f32(1) / weight.astype(f32))[:, None]
+    rounded = normalised.astype(np.float16).astype(np.float64)
     for j in keys:
         products = rounded[:, j, :, None] * rows.kept(rows.v, keys[j : j + 1])[:, 0]
         total = np.where(rows.counted[:, j, None, None], total + products, total)

@@ -152,8 +152,8 @@ def _integers(blocks: Bytes, integers: Integers) -> NDArray[np.int64]:
 
 def _part(blocks: Bytes, part: Bits | Flags | Digit) -> NDArray[np.int64]:
     if isinstance(part, Flags):
-        word = blocks[:, part.at].astype(np.int64) | blocks[:, part.at + 1].astype(np.int64) << 8
-        return (word[:, None] >> np.arange(RUN) & 1) << part.place
+        low, high = blocks[:, part.at].astype(np.int64), blocks[:, part.at + 1].astype(np.int64)
+        return ((low | high << 8)[:, None] >> np.arange(RUN) & 1) << part.place
     codes = blocks[:, part.at].astype(np.int64)
     if isinstance(part, Digit):
         return (codes * part.factor & 255) * 3 >> 8

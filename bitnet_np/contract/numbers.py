@@ -33,8 +33,9 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
 
 def in_lanes(x: NDArray, n: int = LANES) -> NDArray:
     # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
-    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % n), x.dtype)], axis=-1)
-    return x.reshape(*x.shape[:-1], -1, n)
+    rows, missing = x.shape[:-1], -x.shape[-1] % n
+    padded = np.concatenate([x, np.zeros((*rows, missing), x.dtype)], axis=-1)
+    return padded.reshape(*rows, -1, n)
 
 
 def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
@@ -73,7 +74,6 @@ LN2_HIGH, LN2_LOW = f32(0.693145751953125), f32(1.4286068203094172e-06)
 EXP_LOWEST, EXP_HIGHEST = f32(-104), f32(89)  # beyond these the answer is 0 or infinity
 EXP = tuple(map(f32, (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)))  # of r^2, r^3, ... r^6
 TANH_SMALL, TANH_LARGEST = f32(0.17), f32(10)
-GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 ROOT_HALF = f32(0.7071067811865476)
 ERF_LIMIT, ERFC_LIMIT = f32(0.9375), f32(6)
 ERF = tuple(map(f32, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
@@ -122,8 +122,9 @@ def normal_cdf(x: Floats) -> Floats:
     erf(t) = t + t p(t^2) up to ERF_LIMIT, erfc(t) = e^(t q(t)) up to ERFC_LIMIT, beyond which it is 0.
     """
     t = np.abs(x) * ROOT_HALF
-    near, far = f32(1) - fma(polynomial(t * t, ERF), t, t), exp(polynomial(t, ERFC) * t)
-    tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, np.where(t > ERFC_LIMIT, f32(0), far))
+    near = f32(1) - fma(polynomial(t * t, ERF), t, t)
+    far = np.where(t > ERFC_LIMIT, f32(0), exp(polynomial(t, ERFC) * t))
+    tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, far)
     return np.where(x < 0, tail, f32(1) - tail)
 
 

@@ -8,19 +8,9 @@ from numpy.typing import NDArray
 from ..base.tensor_types import Q8_0
 from .arrays import Places
 from .blocks import rounded
-from .numbers import (
-    GELU_CUBIC,
-    GELU_LINEAR,
-    WIDE_LANES,
-    Floats,
-    cos_sin,
-    exp,
-    f32,
-    fma,
-    lane_sum,
-    normal_cdf,
-    tanh,
-)
+from .numbers import WIDE_LANES, Floats, cos_sin, exp, f32, fma, lane_sum, normal_cdf, tanh
+
+GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 
 # --- norms --------------------------------------------------------------------------------------------------
 
@@ -66,7 +56,8 @@ def _rotated(x: Floats, cos: Floats, sin: Floats, first: slice, second: slice) -
     """Each pair (a, b) becomes (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)). What is in no pair stays."""
     out, a, b = x.copy(), x[..., first], x[..., second]
     cos, sin = cos[:, None], sin[:, None]
-    out[..., first], out[..., second] = fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
+    out[..., first] = fma(a, cos, -(b * sin))
+    out[..., second] = fma(a, sin, b * cos)
     return out
 
 
@@ -98,7 +89,8 @@ def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
     if kind == "float16":
         kept = rows.astype(np.float16).astype(f32)
     elif kind == "bfloat16":
-        kept = np.where(np.isnan(rows), rows, (_upper_half(rows.view(np.uint32)) << 16).view(f32))
+        upper = _upper_half(rows.view(np.uint32)) << 16
+        kept = np.where(np.isnan(rows), rows, upper.view(f32))
     elif kind == "int8":
         step = np.abs(rows).max(axis=1, keepdims=True) / f32(127)
         kept = np.rint(rows / np.where(step > 0, step, f32(1))) * step

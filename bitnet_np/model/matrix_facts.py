@@ -52,11 +52,11 @@ def matrix_errors(ours: Model, theirs: Model) -> dict[str, float]:
     Both are of one family and shape. Infinity where ours is 0 and theirs is not. Queries' and keys' matrices are left out where one model
     rotates halves of heads and the other adjacent numbers: their rows are in another order.
     """
-    errors, others = dict[str, float](), _matrices(theirs)
+    errors, their_matrices = dict[str, float](), _matrices(theirs)
     for name, linear in _matrices(ours).items():
-        if name not in others or (ours.config.rope != theirs.config.rope and name.endswith(("attn_q", "attn_k"))):
+        if name not in their_matrices or (ours.config.rope != theirs.config.rope and name.endswith(("attn_q", "attn_k"))):
             continue
-        pairs = zip(_parts(linear), _parts(others[name]), strict=True)
+        pairs = zip(_parts(linear), _parts(their_matrices[name]), strict=True)
         away, all_of_ours = np.sum([(np.square(b - a).sum(), np.square(a).sum()) for a, b in pairs], axis=0)
         errors[name] = float(np.sqrt(away / all_of_ours)) if all_of_ours else np.inf if away else 0.0
     return errors

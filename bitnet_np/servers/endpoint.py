@@ -29,8 +29,8 @@ def server_at(client: Client) -> Server:
     data = models.get("data") if isinstance(models, dict) else None
     if isinstance(data, list) and data:
         model = member("/v1/models: data[0]", data[0], "id", str)
-        others = (data[0].get(name) for name in ("root", "owned_by"))
-        return OpenAiServer(client, model, names=(model, *(name for name in others if isinstance(name, str))))
+        named = (data[0].get(field) for field in ("root", "owned_by"))
+        return OpenAiServer(client, model, names=(model, *(name for name in named if isinstance(name, str))))
     neither = f"{reason or 'no default_generation_settings'}) nor an OpenAI-style server (/v1/models: {other_reason or 'no list of models'}"
     raise UnsupportedError(f"{client.url}: neither llama-server (/props: {neither})")
 

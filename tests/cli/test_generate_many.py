@@ -114,7 +114,7 @@ def test_a_sequence_that_fails_says_why_and_the_others_go_on(generate_many, monk
         (b'{"id": 1, "prompt": "a", "tokens": [1]}', "['id', 'prompt', 'tokens'], expected"),
         (b'{"id": 1, "tokens": [1], "seed": 2}', "['id', 'seed', 'tokens'], expected"),
         (b'{"id": true, "tokens": [1]}', "id is True"),
-        (b'{"id": "first", "tokens": [1]}', "id 'first' is that of line 1, too"),
+        (b'{"id": "first", "tokens": [1]}', "id 'first' is also that of line 1"),
         (b'{"id": 1, "prompt": ["a"]}', "prompt is ['a'], expected a string"),
         (b'{"id": 1, "tokens": "1"}', "tokens is '1', expected a list of integers"),
         (b'{"id": 1, "tokens": [1.0]}', "tokens is [1.0], expected a list of integers"),

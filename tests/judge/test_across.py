@@ -7,7 +7,7 @@ import pytest
 from dumps import only, recorded
 from models import random_model
 
-from bitnet_np import check, spec
+from bitnet_np import spec
 from bitnet_np.judge import tensors as judging
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.evidence import nearest_number
@@ -117,7 +117,7 @@ def test_a_mistake_in_all_layers_with_a_window_is_named_from_their_end():
 
     ids = np.tile(IDS, 3)
     points = only(recorded(windowed, ids, edit=edit), "inp_embd", "result_output")
-    report = check(windowed, ids, points, budget=600.0)
+    report = judge_trace(windowed, points, ids)
     assert report.first_wrong.hypothesis == "at attn_norm of layers 0, 2: the norm is missing: its input comes out unchanged"
 
 

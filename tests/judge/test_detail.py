@@ -8,6 +8,7 @@ from bitnet_np import check
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.detail import MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.dump import compare_traces
+from bitnet_np.judge.law.precision import FLOAT32
 from bitnet_np.judge.measures import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model.dense import dense_view
@@ -52,8 +53,8 @@ def test_many_positions_are_put_together_and_the_largest_error_of_each_group_sta
 
 WRONG, IDS = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
 WAYS = {
-    "each operation": lambda details: check(MODEL, IDS, trace(WRONG), details=details),
-    "several operations": lambda details: check(MODEL, IDS, only(WRONG, "l_out"), details=details),
+    "each operation": lambda details: check(MODEL, IDS, trace(WRONG), details=details, budget=0),
+    "several operations": lambda details: check(MODEL, IDS, only(WRONG, "l_out"), precision=FLOAT32, details=details, budget=0),
     "no model": lambda details: compare_traces(trace(recorded()), trace(WRONG), partial=True, details=details),
 }
 
@@ -101,11 +102,11 @@ def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
 def test_logits_are_measured_as_they_are_judged():
     dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
     details = Details()
-    report = check(MODEL, ids, only(dump, "result_output"), details=details)
+    report = check(MODEL, ids, only(dump, "result_output"), details=details, budget=0)
     ours = recorded()[LOGITS]
     ratio = np.array(details.logits.errors) ** 2 / position_nmse(ours, dump[LOGITS])
     assert 1 / ratio.max() > 2 * report.logits.reach
     assert details.logits.positions == tuple(range(len(ids)))
     batch = Details()
-    check(MODEL, np.stack([ids, ids]), np.stack([ours, dump[LOGITS]]), details=batch)
+    check(MODEL, np.stack([ids, ids]), np.stack([ours, dump[LOGITS]]), details=batch, budget=0)
     assert batch == details

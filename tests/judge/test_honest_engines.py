@@ -23,21 +23,22 @@ from bitnet_np.model.records import MATRICES
 from bitnet_np.testing.models import random_model
 
 FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG
+SHALLOW = dataclasses.replace(DEEP, config=dataclasses.replace(DEEP.config, n_layers=8), layers=DEEP.layers[:8])
 
 
-@pytest.mark.parametrize("base", [EXACT, BITNET_CPP])
-def test_roundings_are_no_fault_at_any_depth(base):
+@pytest.mark.parametrize(("base", "model"), [(EXACT, DEEP), (BITNET_CPP, SHALLOW)], ids=["30 layers", "8 layers, bitnet.cpp"])
+def test_roundings_are_no_fault_at_any_depth(base, model):
     """FLIPS_LIMIT is too small for 30 layers. The limit that is measured holds for every kind of rounding."""
-    ours = Variant("ours", DEEP, base)
+    ours = Variant("ours", model, base)
     judge_theirs, logits = judge_by(ours, DEEP_TOKENS), logits_of(ours, DEEP_TOKENS)
     others = {
-        "halves": Variant("", DEEP, Dialect("halves", in_float16=True, stepped_angles=False)),
-        "the other dialect": Variant("", DEEP, EXACT if base is BITNET_CPP else BITNET_CPP),
-        "float16 products": Variant("", DEEP, base, Wrapped(cpu, ternary_matmul=lambda *args: half(cpu.ternary_matmul(*args)))),
+        "halves": Variant("", model, Dialect("halves", in_float16=True, stepped_angles=False)),
+        "the other dialect": Variant("", model, EXACT if base is BITNET_CPP else BITNET_CPP),
+        "float16 products": Variant("", model, base, Wrapped(cpu, ternary_matmul=lambda *args: half(cpu.ternary_matmul(*args)))),
         "float16 attention": Variant(
-            "", DEEP, base, Wrapped(cpu, attend=lambda *args: half(cpu.attend(*args)), rope=lambda *a: half(cpu.rope(*a)))
+            "", model, base, Wrapped(cpu, attend=lambda *args: half(cpu.attend(*args)), rope=lambda *a: half(cpu.rope(*a)))
         ),
-        "float32 noise": Variant("", DEEP, base, Wrapped(cpu, rms_norm=lambda *args: cpu.rms_norm(*args) * np.float32(1 + 2e-7))),
+        "float32 noise": Variant("", model, base, Wrapped(cpu, rms_norm=lambda *args: cpu.rms_norm(*args) * np.float32(1 + 2e-7))),
     }
     verdicts = set()
     for name, variant in others.items():
@@ -45,16 +46,17 @@ def test_roundings_are_no_fault_at_any_depth(base):
         judgement = judge_theirs(theirs)
         assert judgement.verdict <= FLIPS, (name, judgement)
         verdicts.add(judge(logits, theirs).verdict)
-    assert WRONG in verdicts  # by FLIPS_LIMIT
+    assert WRONG in verdicts or model is not DEEP  # by FLIPS_LIMIT
 
 
-@pytest.mark.parametrize("weights", ["Q4_K", "Q4_1", "float16"])
-def test_dialects_are_no_fault_of_each_other(weights):
-    """The logits of a dialect that was not declared are close, and it is named. A mistake beside it is still found."""
+@pytest.mark.parametrize(("weights", "search"), [("Q4_K", True), ("Q4_1", False), ("float16", False)])
+def test_dialects_are_no_fault_of_each_other(weights, search):
+    """The logits of a dialect that was not declared are close, and it is named. With a mistake they are still wrong. search: whether known
+    mistakes, none of which is to be taken for a dialect, are tried."""
     model = llama_of(weights)
     for declared in DIALECTS.values():
         base = Variant("ours", model, declared)
-        judge_theirs = judge_by(base, TOKENS_OF_300)
+        judge_theirs = judge_by(base, TOKENS_OF_300, search)
         for other in DIALECTS.values():
             judgement = judge_theirs(logits_of(dataclasses.replace(base, dialect=other), TOKENS_OF_300))
             assert judgement.verdict <= NARROW, (declared.name, other.name, judgement)

@@ -193,5 +193,5 @@ def test_a_norm_rounds_its_weight_as_the_file_has_it(offset, is_right):
     y = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(c.eps)) * (1 + bfloat16(weight))
     model = replace(model, output_norm=1 + weight, norm_offset=offset)
     trace = Trace({Key("l_out", 0): x, Key("result_norm", None): bfloat16(y)}, None, "dump")
-    report = judge_trace(model, trace, rng.integers(0, c.vocab, 6))
+    report = judge_operations(Runtime(model).checked(), Tokens.whole(rng.integers(0, c.vocab, (1, 6))), trace, Options(budget=0))
     assert (report.operations[-1].verdict <= Verdict.FLIPS) == is_right

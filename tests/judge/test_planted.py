@@ -7,7 +7,7 @@ scripts/mutations.py, which share no code with it.
 
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -108,21 +108,26 @@ def said_of(model, points, key):
 
 def test_each_mistake_is_said_of_a_dump_with_it():
     """Each id, and each text of more words."""
-    unsaid, instead = said_texts.patterns(*said_texts.MISTAKES), {}
-    unsaid |= {mistake.id: re.compile(rf"^{re.escape(mistake.id)}: ") for mistake in (*CATALOGUE, *HIDDEN)}
+    patterns = said_texts.patterns(*said_texts.MISTAKES) | {m.id: re.compile(rf"^{re.escape(m.id)}: ") for m in (*CATALOGUE, *HIDDEN)}
+    unsaid, instead = set(patterns), {}
+
+    @cache
+    def places_of(named):
+        return {place for place, pattern in patterns.items() if pattern.search(named)}
+
     for name, make in MODELS.items():
         planter, tried = Planter(make()), dict.fromkeys(unsaid, 0)
         for operation in planter.places:
             for cause, compute in planter.attempts(operation):
                 text, named = cause.text, f"{cause.id}: {cause.text}"
-                new = [place for place, pattern in unsaid.items() if tried[place] < TRIES and pattern.search(named)]
+                new = [place for place in places_of(named) & unsaid if tried[place] < TRIES]
                 wrong = planter.wrong(operation, compute) if new else None
                 if wrong is None:
                     continue
                 for key, dump in planter.dumps(operation, wrong):
                     said = said_of(planter.model, dump, key)
                     if text in said:
-                        unsaid = {place: pattern for place, pattern in unsaid.items() if not pattern.search(named)}
+                        unsaid -= places_of(named)
                         break
                     instead |= dict.fromkeys(new, f"{name}, {key}: {said!r} is said of {text!r}")
                 for place in new:

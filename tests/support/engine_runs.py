@@ -51,8 +51,8 @@ def known_mistakes(base):
     return [trial.variant(base) for trial in in_engine(base)]
 
 
-def judge_by(base, ids):
-    """A function that judges other logits for these tokens by those of our engine `base`."""
+def judge_by(base, ids, search=True):
+    """A function that judges other logits for these tokens by those of our engine `base`. search: whether mistakes are tried."""
     own, known = logits_of(base, ids), {}
 
     def run(variant):
@@ -60,7 +60,7 @@ def judge_by(base, ids):
             known[variant.text] = logits_of(variant, ids)
         return known[variant.text]
 
-    return lambda theirs: judge_logits(own, theirs, base, run)
+    return lambda theirs: judge_logits(own, theirs, base, run, search=search)
 
 
 def judged(theirs, n=17, **how):

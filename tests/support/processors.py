@@ -40,8 +40,8 @@ class Processor:
     is_wide: bool  # whether registers are many
     least: int  # tokens from which on ternary codes are unpacked once for all
     types: tuple[str, ...]  # of blocks: one with signed codes, and one without
-    passes: tuple[str, ...] = ("family bitnet-b1.58", "ternary")  # beginnings of their names, those of `types` apart
-    is_whole: bool = False  # whether kernels of floats run, too
+    passes: tuple[str, ...] = ()  # beginnings of their names
+    is_whole: bool = False  # whether kernels of floats also run
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,14 +57,14 @@ class Processor:
 
 
 # Kernels of floats differ by the width and the number of registers, and without fused multiply-add: two processors run them all. The rest
-# differ in products of bytes, and AMD's from Intel's by the kernel that ternary products choose.
+# differ in products of bytes, of which the self-test's parts have every number of rows and outputs, and AMD's from Intel's by the kernel
+# that ternary products choose. Passes take longer to compile: one processor of each width runs them.
+TERNARY, FLOATS = ("family bitnet-b1.58", "ternary"), ("float", "dialect", "cache")  # beginnings of passes
 PROCESSORS = {
-    "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0")),
-    "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",)),
+    "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0"), (*TERNARY, "Q4_K", "Q8_0")),
+    "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",), (*TERNARY, "Q4_K")),
     "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q8_0",)),
-    "AVX2": Processor(
-        "haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), ("family bitnet-b1.58", "ternary", "float", "dialect", "cache"), is_whole=True
-    ),
+    "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), (*TERNARY, *FLOATS, "Q4_K", "Q5_1"), is_whole=True),
     "AVX-VNNI": Processor("alderlake", AVX2 + ",+avxvnni", "avx-vnni", False, 3, ("Q8_0",)),
     "SSE": Processor("nehalem", SSE4, "ssse3", False, 3, ("Q4_K", "Q6_K"), is_whole=True),
     "x86-64 alone": Processor("generic", "", "generic", False, 3, ("Q8_0",)),
@@ -113,10 +113,10 @@ def computed(types: list[str], beginnings: list[str], is_whole: bool) -> dict:
         "wrong": wrong,
         "costs": costs.differences(costs.read()[-1]["costs"], costs.costs()) if "Q4_K" in types else [],
         "extremes": extremes(types),
-        "passes": passes.run(2, (*beginnings, *types)),
+        "passes": passes.run(2, tuple(beginnings)),
     }
 
 
 if __name__ == "__main__":
     gc.set_threshold(100_000, 20, 20)  # as in conftest.py
-    print(json.dumps(computed(sys.argv[1].split(), sys.argv[2].split(","), "whole" in sys.argv[3:])))
+    print(json.dumps(computed(sys.argv[1].split(), [name for name in sys.argv[2].split(",") if name], "whole" in sys.argv[3:])))

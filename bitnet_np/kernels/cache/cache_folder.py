@@ -76,8 +76,8 @@ def check_trusted_file(path: Path, descriptor: int) -> None:
 def _check(place: str | Path, status: os.stat_result, is_shared: bool = False) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise UntrustedError(f"{place} belongs to user {status.st_uid}, whose code would run as this one")
-    others = 0o022 if _has_others(status.st_gid) else 0o002
-    if status.st_mode & others and not is_shared and not stat.S_ISLNK(status.st_mode):
+    write_bits = 0o022 if _has_others(status.st_gid) else 0o002  # of other users
+    if status.st_mode & write_bits and not is_shared and not stat.S_ISLNK(status.st_mode):
         raise UntrustedError(f"others may write to {place} (mode {status.st_mode & 0o777:o}), and their code would run as this user")
 
 
@@ -88,10 +88,10 @@ def _has_others(group: int) -> bool:
     import pwd
 
     try:
-        user, own = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return True
-    return user.pw_gid != group or user.pw_name != own.gr_name or not set(own.gr_mem) <= {user.pw_name}
+    return user.pw_gid != group or user.pw_name != entry.gr_name or not set(entry.gr_mem) <= {user.pw_name}
 
 
 # --- what is there --------------------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ def read(path: Path, shape: tuple[int, ...] | None = None) -> Labelled:
             count, before = len(numbers) - before, len(numbers)
             width = width or count
             if count % width and not (shape and count == 1):
-                others = " or 1" if shape else ", as in the first line"
-                raise FileFormatError(f"{path}: line {line} has {count} numbers, expected {width}{others}")
+                also = " or 1" if shape else ", as in the first line"
+                raise FileFormatError(f"{path}: line {line} has {count} numbers, expected {width}{also}")
     if not numbers:
         raise FileFormatError(f"{path}: no number in it, expected logits")
     if width == 1 and shape is None:
