@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Facts, atoms_of, facts_of, table
+from .facts import Atom, Calls, Facts, atoms_of, facts_of
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -32,12 +32,15 @@ _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is 
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
-def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple[float, Condition]]:
-    """The cheapest conditions that all failing cases meet and no passing one, with their costs, cheapest first."""
-    if not passing:
+def conditions(failing: Calls, passing: Calls) -> list[tuple[float, Condition]]:
+    """The cheapest conditions that a call of each failing sequence meets and no call that is right, with their costs, cheapest first."""
+    if not passing.facts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    out = ~table(passing, atoms)  # the passing cases that each statement shuts out
+    holds, out = (
+        failing.table(atoms),
+        ~_largest(passing.table(atoms)),
+    )  # [atoms, calls]: those that meet a statement; right ones that do not
     pool, costs = np.flatnonzero(out.any(axis=1)), dict[Condition, float]()
     for size, cheap in enumerate(_CHEAP):
         if min(costs.values(), default=np.inf) <= cheap:
@@ -47,7 +50,9 @@ def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple
         outs = out[pool]
         for some in combinations(pool, size):
             missed = ~out[[*some]].any(axis=0)
-            for last in pool[outs[:, missed].all(axis=1)]:
+            found = pool[outs[:, missed].all(axis=1)]
+            fits = failing.any(holds[[*some]].all(axis=0) & holds[found]).all(axis=1)
+            for last in found[fits]:
                 condition = tuple(atoms[i] for i in sorted((*some, last)))
                 if len({(atom.fact, atom.sign) for atom in condition}) > size:
                     costs[condition] = sum(atom.cost for atom in condition)
@@ -56,9 +61,15 @@ def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple
     return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
 
 
+def _largest(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
+    """The calls without those that meet the same statements as another."""
+    packed = np.unique(np.packbits(holds, axis=0), axis=1)
+    return np.unpackbits(packed, axis=0, count=len(holds)).astype(bool)
+
+
 def meets(condition: Condition, case: Case) -> bool:
-    """Whether a sequence of a case meets a condition."""
-    return any(all(atom.holds(facts) for atom in condition) for facts in every_row(case))
+    """Whether a call of a sequence of a case meets a condition."""
+    return bool(Pool([case]).meets(condition)[0])
 
 
 def every_row(case: Case) -> list[Facts]:
@@ -66,18 +77,19 @@ def every_row(case: Case) -> list[Facts]:
 
 
 class Pool:
-    """Cases that may be run, and the facts of their sequences."""
+    """Cases that may be run, and the calls of their sequences."""
 
     def __init__(self, cases: Iterable[Case]) -> None:
         self.cases = list(dict.fromkeys(cases))
         rows = [every_row(case) for case in self.cases]
-        self.facts, self.begins = [facts for some in rows for facts in some], np.cumsum([0, *map(len, rows)])[:-1]
+        self.calls = Calls([facts for some in rows for facts in some])
+        self.begins = self.calls.begins[np.cumsum([0, *map(len, rows)])[:-1]] if rows else np.zeros(0, int)
 
-    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [sequences] -> [cases]
+    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [N] -> [cases]
         return np.logical_or.reduceat(holds, self.begins) if self.cases else holds
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
-        return self.any(np.all(table(self.facts, condition), axis=0))
+        return self.any(np.all(self.calls.table(condition), axis=0))
 
 
 def distance(a: Case, b: Case) -> int:
@@ -95,14 +107,14 @@ class Contrast:
     smallest: Case
     failing: list[Case]
     passing: list[Case]
-    wrong_rows: Callable[[Case], set[int]]  # of a case that failed; empty where it is not known
+    wrong_rows: Callable[[Case], dict[int, int]]  # of a case that failed, and the first position that is; empty where it is not known
     edges: Mapping[str, Sequence[Any]]
     draw: Callable[[], Case]
     rng: random.Random
     agreed: int = 0  # random runs that met the condition and failed, since it last changed
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
-    good: list[Facts] = field(default_factory=list)  # of sequences that are right
+    good: Calls = field(default_factory=lambda: Calls([]))  # those that are right
     split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
@@ -121,7 +133,7 @@ class Contrast:
         return self.missed >= ENOUGH or not self.condition
 
     def untested(self) -> list[Atom]:
-        """The statements of the condition that too few right runs miss alone: where it is one number, a multiple is to be among these."""
+        """The statements of the condition that too few right calls miss alone: where it is one number, a multiple is to be among these."""
 
         def tested(atom: Atom) -> bool:
             right = {*self.right_without(atom)}
@@ -130,30 +142,29 @@ class Contrast:
         return [atom for atom in self.condition or () if atom not in self.untestable and not tested(atom)]
 
     def right_without(self, atom: Atom) -> list[Any]:
-        """What right sequences that miss this statement alone have in place of it."""
-        return [self.good[i][atom.fact] for i in np.flatnonzero(self.miss_alone(atom, self.good))]
+        """What right calls that meet all other statements have in place of this one."""
+        return self.good.column(atom.fact)[self.others(atom, self.good)].tolist()
 
-    def miss_alone(self, atom: Atom, facts: Sequence[Facts]) -> NDArray[np.bool_]:
-        """Which sequences meet all of the condition but this statement."""
-        wanted = np.array([other != atom for other in self.condition or ()])
-        return (table(facts, self.condition or ()) == wanted[:, None]).all(axis=0)
+    def others(self, atom: Atom, calls: Calls) -> NDArray[np.bool_]:
+        """Which calls meet all of the condition but, maybe, this statement."""
+        return np.all(calls.table([other for other in self.condition or () if other != atom]), axis=0)
 
     def learn(self) -> None:
         before = self.condition
-        self.good = [facts for case in self.passing for facts in every_row(case)]
-        bad: list[tuple[Case, Facts]] = []
+        good, bad = [facts for case in self.passing for facts in every_row(case)], list[tuple[Case, Facts]]()
         for case in self.failing:
-            rows = self.wrong_rows(case)
+            wrong = self.wrong_rows(case)
             for row, facts in enumerate(every_row(case)):
-                if row in (rows or {0}):
-                    bad.append((case, facts))
-                elif rows:
-                    self.good.append(facts)
-        self.kept = conditions([facts for _, facts in bad], self.good)
+                if row in (wrong or {0}):
+                    bad.append((case, facts_of(case, row, wrong.get(row, CONTEXT))))
+                elif wrong:
+                    good.append(facts)
+        self.good = Calls(good)
+        self.kept = conditions(Calls([facts for _, facts in bad]), self.good)
         self.split = not self.kept
         if self.split:  # several failures: those near the smallest case
             near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
-            self.kept = conditions(near or [facts_of(self.smallest)], self.good)
+            self.kept = conditions(Calls(near or [facts_of(self.smallest)]), self.good)
         if self.condition != before:
             self.agreed = self.missed = 0
 
@@ -204,11 +215,14 @@ class Contrast:
         for atom in self.untested():
             right = self.right_without(atom)
             for new, pool in ((True, pools[0]), (True, pools[-1]), (len(right) >= _EACH, pools[0])):
-                lone = self.miss_alone(atom, pool.facts) & np.array(
-                    [not new or facts[atom.fact] not in right for facts in pool.facts], bool
+                values, lone = pool.calls.column(atom.fact), self.others(atom, pool.calls)
+                if new:
+                    lone &= ~np.isin(values, right)
+                met = pool.meets(self.condition or ())
+                some, multiples = (
+                    [pool.cases[i] for i in np.flatnonzero(pool.any(asked) & ~met)]
+                    for asked in (lone, lone & np.array([atom.divides(x) for x in values], bool))
                 )
-                some = [pool.cases[i] for i in np.flatnonzero(~pool.any(~lone))]
-                multiples = [case for case in some if atom.divides(facts_of(case)[atom.fact])]
                 if some := multiples or some * (len({*right}) < _EACH):
                     chosen[self.rng.choice(some)] = None
                     break

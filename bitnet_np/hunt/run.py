@@ -23,7 +23,7 @@ from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, toke
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_words, positions_in_words
+from .facts import in_statements, in_words, positions_in_words
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -75,9 +75,7 @@ class Finding:
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
-        return (
-            f"{self.what} where {' and '.join(map(str, self.condition))}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
-        )
+        return f"{self.what} where {in_statements(self.condition)}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """The finding, for JSON."""
@@ -428,7 +426,10 @@ class _Pursuit:
         outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
         failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
         passing = [c for c, o in outcomes.items() if o.kind == "ok"]
-        rows = lambda c: {b for b, _ in self.bad(c)}  # noqa: E731
+
+        def rows(case: Case) -> dict[int, int]:
+            return dict(sorted(self.bad(case), reverse=True))  # the first one of each
+
         return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng)
 
 
