@@ -9,7 +9,7 @@ number may be changed.
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,38 +27,77 @@ ENOUGH = 10
 _EACH = 2  # runs that miss one statement alone, and pass, with which it stands: with as many numbers in place of the one that fails
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
-_STRONG = 60  # statements, those that shut out the most, of which three are taken together
+_STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
+_SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
-def conditions(failing: Calls, passing: Calls) -> list[tuple[float, Condition]]:
-    """The cheapest conditions that a call of each failing sequence meets and no call that is right, with their costs, cheapest first."""
+def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[float, Condition]]:
+    """The cheapest conditions that a call of each failing sequence meets and no call that is right, with their costs, cheapest first.
+
+    spare: kinds of right calls that may meet them nevertheless.
+    """
     if not passing.facts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    holds, out = (
-        failing.table(atoms),
-        ~_largest(passing.table(atoms)),
-    )  # [atoms, calls]: those that meet a statement; right ones that do not
-    pool, costs = np.flatnonzero(out.any(axis=1)), dict[Condition, float]()
-    for size, cheap in enumerate(_CHEAP):
-        if min(costs.values(), default=np.inf) <= cheap:
+    search = _Search(failing, failing.table(atoms), ~_largest(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
+    for size, cheap in enumerate(_CHEAP, 1):
+        search.add(size, spare)
+        if search.best <= cheap:
             break
-        if size == 2:
-            pool = np.array(sorted(pool, key=lambda i: -out[i].sum())[:_STRONG], int)
-        outs = out[pool]
-        for some in combinations(pool, size):
-            missed = ~out[[*some]].any(axis=0)
-            found = pool[outs[:, missed].all(axis=1)]
-            fits = failing.any(holds[[*some]].all(axis=0) & holds[found]).all(axis=1)
-            for last in found[fits]:
-                condition = tuple(atoms[i] for i in sorted((*some, last)))
-                if len({(atom.fact, atom.sign) for atom in condition}) > size:
-                    costs[condition] = sum(atom.cost for atom in condition)
-        pool = pool[~outs.all(axis=1)]
-    cheapest = sorted(costs, key=lambda condition: costs[condition])[:_MOST]
+    costs = {tuple(atoms[i] for i in some): cost for some, cost in search.costs.items()}
+    kept = [condition for condition in costs if len({(atom.fact, atom.sign) for atom in condition}) == len(condition)]
+    cheapest = sorted(kept, key=lambda condition: costs[condition])[:_MOST]
     return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
+
+
+class _Search:
+    """The sets of a few statements that together shut out all calls that are right: one for the call that fewest shut out, and so on."""
+
+    def __init__(self, failing: Calls, holds: NDArray[np.bool_], out: NDArray[np.bool_], each: NDArray[np.float64]) -> None:
+        self.failing, self.holds, self.out, self.each = (
+            failing,
+            holds,
+            out,
+            each,
+        )  # [atoms, calls] that fail; that are right, shut out; costs
+        self.costs: dict[tuple[int, ...], float] = {}  # of the sets
+        self.best, self.steps = np.inf, 0
+
+    def add(self, size: int, spare: int) -> None:
+        """Find those of a size."""
+        self.steps = 0
+        some = [np.ones(x.shape[1], bool) for x in (self.out, self.holds)]
+        self._more(size, spare, (), *some)
+
+    def _more(self, size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
+        # missed: calls that are right and not shut out yet. met: calls that fail and meet the chosen statements.
+        left = np.flatnonzero(missed)
+        if not left.size or self.steps > _STEPS:
+            return
+        self.steps += 1
+        outs = self.out[:, left]
+        if size == 1:
+            last = np.flatnonzero(outs.sum(axis=1) >= left.size - spare)
+            for i in last[self._fit(met & self.holds[last])]:
+                one = tuple(sorted((*chosen, int(i))))
+                self.costs[one] = sum(self.each[[*one]])
+                self.best = min(self.best, self.costs[one])
+            return
+        hardest = outs.sum(axis=0).argmin()
+        for i in np.flatnonzero(outs[:, hardest]):
+            both = met & self.holds[i]
+            if self.each[[*chosen, int(i)]].sum() + (size - 1) * self.each[0] <= self.best + _SLACK and self._fit(both):
+                self._more(size - 1, spare, (*chosen, int(i)), missed & ~self.out[i], both)
+        if spare:
+            missed = missed.copy()
+            missed[left[hardest]] = False
+            self._more(size, spare - 1, chosen, missed, met)
+
+    def _fit(self, met: NDArray[np.bool_]) -> Any:  # [..., calls] -> [...]
+        """Whether a call of each failing sequence is met."""
+        return np.all(self.failing.any(met), axis=-1)
 
 
 def _largest(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
@@ -111,11 +150,14 @@ class Contrast:
     edges: Mapping[str, Sequence[Any]]
     draw: Callable[[], Case]
     rng: random.Random
+    spare: int = 0  # kinds of right calls that may meet a condition where none is without
     agreed: int = 0  # random runs that met the condition and failed, since it last changed
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
+    bad: Calls = field(default_factory=lambda: Calls([]))  # those of failing sequences, up to the first wrong position
     good: Calls = field(default_factory=lambda: Calls([]))  # those that are right
     split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
+    around: dict[Case, list[Case]] = field(default_factory=dict)  # cases that differ from one in a number
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
     def __post_init__(self) -> None:
@@ -160,7 +202,9 @@ class Contrast:
                 elif wrong:
                     good.append(facts)
         self.good = Calls(good)
-        self.kept = conditions(Calls([facts for _, facts in bad]), self.good)
+        self.bad = Calls([facts for _, facts in bad])
+        most = min(self.spare, len(good) // _SPARED)
+        self.kept = next(filter(None, (conditions(self.bad, self.good, spare) for spare in range(most + 1))), [])
         self.split = not self.kept
         if self.split:  # several failures: those near the smallest case
             near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
@@ -231,33 +275,50 @@ class Contrast:
         return list(chosen)
 
     def sides(self, near: Pool, drawn: Pool, count: int) -> list[Case]:
-        """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn."""
+        """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn. Some of those
+        that meet it do so with a number that no failing run had."""
         chosen: list[Case] = []
         inside = not self.condition or self.agreed <= self.missed
         for n in range(count):
             side = inside == (n % 2 == 0 or not self.condition)
             pools = (drawn, near) if side and self.agreed % 2 else (near, drawn)
             for wanted, pool in product((side, not side), pools):
-                if some := [pool.cases[i] for i in np.flatnonzero(pool.meets(self.condition or ()) == wanted)]:
+                meeting = pool.meets(self.condition or ())
+                new = meeting & self.unseen(pool) if wanted and self.agreed // 2 % 2 else meeting == wanted
+                if some := [pool.cases[i] for i in np.flatnonzero(new if new.any() else meeting == wanted)]:
                     chosen.append(self.rng.choice(some))
                     break
         return list(dict.fromkeys(chosen))
 
+    def unseen(self, pool: Pool) -> NDArray[np.bool_]:  # [cases]
+        """Which cases meet the condition by a number that no failing run had."""
+        new = np.zeros(len(pool.cases), bool)
+        met = np.all(pool.calls.table(self.condition or ()), axis=0)
+        for atom in self.condition or ():
+            new |= pool.any(met & ~np.isin(pool.calls.column(atom.fact), self.bad.column(atom.fact)))
+        return new
+
     def neighbours(self) -> Iterator[Case]:
-        """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
-        passed."""
-        others = self.rng.sample(self.failing, min(2, len(self.failing)))
-        for origin in dict.fromkeys([self.smallest, *others]):
-            for name, values in self.edges.items():
-                now = getattr(origin, name)
-                more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
-                for value in (*values, *(x for x in more if x > 0)):
-                    if value != now and name != "seed":
-                        yield fitted(replace(origin, **{name: value}))
-                        if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
-                            yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
+        """Cases near the smallest one, or another that failed; and mixtures of one that failed and one that passed."""
+        for origin in dict.fromkeys([self.smallest, *self.rng.sample(self.failing, min(2, len(self.failing)))]):
+            if origin not in self.around:
+                self.around[origin] = [*self.changed(origin)]
+            yield from self.around[origin]
         for _ in range(40 * bool(self.passing)):
             yield self.mixture(self.rng.choice(self.failing), self.rng.choice(self.passing))
+
+    def changed(self, origin: Case) -> Iterator[Case]:
+        """Cases that differ from one in a number, and, where that is of a call, in a length that lets it show."""
+        for name, values in self.edges.items():
+            now = getattr(origin, name)
+            more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
+            for value in (*values, *(x for x in more if x > 0)):
+                if value != now and name != "seed":
+                    yield fitted(replace(origin, **{name: value}))
+                    if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
+                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
+                    if name == "prefix":  # of calls as long
+                        yield fitted(replace(origin, prefix=value, length=origin.length - now + value))
 
     def drawn(self) -> Iterator[Case]:
         """Random cases, and mixtures of each with cases that failed."""

@@ -54,6 +54,7 @@ class Finding:
     stands: bool  # whether random runs confirmed the condition
     failing: int  # runs that met the condition, and failed
     passing: int  # runs that did not meet it, and passed
+    spared: int = 0  # runs that met it, and passed nevertheless
     positions: str = ""  # where it is wrong, in words
     report: Report | None = None
     place: Place | None = None  # where probes of an engine that gives logits alone found the fault
@@ -69,7 +70,7 @@ class Finding:
         """The condition in words."""
         if self.condition is None:
             return f"no condition of three statements fits all runs; {self.failing} failed"
-        counts = f"{self.failing} of {self.failing} runs; right otherwise: {self.passing} of {self.passing}"
+        counts = f"{self.failing} of {self.failing + self.spared} runs; right otherwise: {self.passing} of {self.passing}"
         if self.failing < 3 and not self.stands:  # nearly any statement fits
             return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
@@ -87,6 +88,7 @@ class Finding:
             "stands": self.stands,
             "failing": self.failing,
             "passing": self.passing,
+            "spared": self.spared,
             "positions": self.positions,
             "smallest": vars(self.case),
             "words": in_words(self.case),
@@ -384,7 +386,7 @@ class _Pursuit:
         with suppress(TimeoutError):
             if not wider:
                 smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
-            contrast = self.contrast()
+            contrast = self.contrast(spare=0 if wider else 2)
             while not (contrast.stands or self.hunt.over or (wider and contrast.split)) and (cases := contrast.propose(runner.workers)):
                 for c, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
@@ -397,7 +399,9 @@ class _Pursuit:
         told = {atom.fact for atom in condition or ()}
         where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
         outcome = runner.outcomes[self.smallest]
-        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
+        spared = sum(meets(condition, c) for c in contrast.passing) if condition else 0
+        passing = len(contrast.passing) - spared
+        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), passing, spared, where)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
         return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
@@ -421,7 +425,7 @@ class _Pursuit:
             raise TimeoutError
         return [self.is_same(*pair) for pair in zip(cases, self.run(cases), strict=True)]
 
-    def contrast(self) -> Contrast:
+    def contrast(self, spare: int = 0) -> Contrast:
         """This failure's cases beside all that pass."""
         outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
         failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
@@ -430,7 +434,7 @@ class _Pursuit:
         def rows(case: Case) -> dict[int, int]:
             return dict(sorted(self.bad(case), reverse=True))  # the first one of each
 
-        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng)
+        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng, spare)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:

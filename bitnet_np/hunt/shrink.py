@@ -38,7 +38,7 @@ def smallest(case: Case, plain: Case, fails: Fails, keep: Callable[[Case], None]
         before, case = case, _plainer(case, plain, first)
         for name in NUMBERS:
             case = _lower(case, name, getattr(plain, name), first, width)
-    return _lower(case, "length", 0, first, width) if case.length <= plain.length else case
+    return _lower(case, "length", 0, first, width) if case.length <= 2 * plain.length else case
 
 
 First = Callable[[Sequence[Case]], Case | None]

@@ -248,8 +248,8 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
-    first = () if _always_windowed(FAMILIES[c.architecture]) else (0,)
-    drawn["window"] = tuple(dict.fromkeys([*first, c.window or WINDOW, *EDGES["window"][1:]]))
+    always = _always_windowed(FAMILIES[c.architecture])
+    drawn["window"] = tuple(dict.fromkeys([*[c.window or WINDOW if always else 0], *[c.window] * bool(c.window), *EDGES["window"][1:]]))
     drawn["experts"] = tuple(dict.fromkeys([*EDGES["experts"][1:2], c.experts, *EDGES["experts"][2:]])) if c.experts else (0,)
     drawn["experts_used"] = tuple(dict.fromkeys([Case.experts_used, c.experts_used or Case.experts_used, *EDGES["experts_used"]]))
     return fitted(
