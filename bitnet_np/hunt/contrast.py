@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Calls, Facts, atoms_of, facts_of
+from .facts import CALLS, Atom, Calls, Facts, atoms_of, facts_of
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -30,6 +30,7 @@ _MOST = 40  # conditions at a time
 _STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
 _SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
+_UNSEEN = 1.5  # cost of leaving out calls whose logits are not seen
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
@@ -131,6 +132,16 @@ class Pool:
         return self.any(np.all(self.calls.table(condition), axis=0))
 
 
+def hides(case: Case) -> bool:
+    """Whether a mistake may not show in a run, since all ids are equal."""
+    return case.tokens == "alike" and case.length > 1
+
+
+def behind_prefix(condition: Condition) -> Condition:
+    """A condition of calls whose logits are seen."""
+    return (*condition, Atom("own", True, True)) if any(atom.fact in CALLS for atom in condition) else condition
+
+
 def distance(a: Case, b: Case) -> int:
     """Number of fields in which two cases differ."""
     return sum(getattr(a, name) != getattr(b, name) for name in FIELDS if name != "seed")
@@ -140,7 +151,8 @@ def distance(a: Case, b: Case) -> int:
 class Contrast:
     """Cases that fail in one way, all that pass, and what tells them apart.
 
-    Where it is known which sequences of a batch are wrong, the others are right.
+    Where it is known which sequences of a batch are wrong, the others are right. A right run of equal ids says nothing: attention mixes
+    these in vain. Nor do calls of a prefix, whose logits are not seen, where no simple condition fits all runs.
     """
 
     smallest: Case
@@ -193,21 +205,23 @@ class Contrast:
 
     def learn(self) -> None:
         before = self.condition
-        good, bad = [facts for case in self.passing for facts in every_row(case)], list[tuple[Case, Facts]]()
-        for case in self.failing:
-            wrong = self.wrong_rows(case)
-            for row, facts in enumerate(every_row(case)):
-                if row in (wrong or {0}):
-                    bad.append((case, facts_of(case, row, wrong.get(row, CONTEXT))))
-                elif wrong:
-                    good.append(facts)
-        self.good = Calls(good)
-        self.bad = Calls([facts for _, facts in bad])
-        most = min(self.spare, len(good) // _SPARED)
-        self.kept = next(filter(None, (conditions(self.bad, self.good, spare) for spare in range(most + 1))), [])
+        wrong = {case: self.wrong_rows(case) for case in self.failing}
+        bad = [(case, row, wrong[case].get(row, CONTEXT)) for case in self.failing for row in wrong[case] or [0]]
+        good = [(case, row) for case in self.passing for row in range(case.batch) if not hides(case)]
+        good += [(case, row) for case in self.failing if wrong[case] for row in range(case.batch) if row not in wrong[case]]
+        self.good = Calls([facts_of(case, row) for case, row in good])
+        self.bad = Calls([facts_of(case, row, until) for case, row, until in bad])
+        self.kept = conditions(self.bad, self.good)
+        if self.spare and (not self.kept or self.kept[0][0] > _CHEAP[1]):
+            seen = Calls([facts_of(case, row, until, case.prefix) for case, row, until in bad])
+            sure = Calls([facts_of(case, row, since=case.prefix) for case, row in good])
+            most = min(self.spare, len(good) // _SPARED)
+            others = next(filter(None, (conditions(seen, sure, spare) for spare in range(most + 1))), [])
+            if not self.kept or (others and others[0][0] + _UNSEEN < self.kept[0][0]):
+                self.kept = [(cost, behind_prefix(condition)) for cost, condition in others]
         self.split = not self.kept
         if self.split:  # several failures: those near the smallest case
-            near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
+            near = [facts_of(case, row, until) for case, row, until in bad if distance(case, self.smallest) <= 2]
             self.kept = conditions(Calls(near or [facts_of(self.smallest)]), self.good)
         if self.condition != before:
             self.agreed = self.missed = 0
@@ -227,10 +241,10 @@ class Contrast:
         """The next cases to run: those on which the conditions disagree, or else those that test one statement, or else both sides of the
         condition. None where nothing is left to try."""
         known = {*self.failing, *self.passing}
-        near = Pool(case for case in self.neighbours() if case not in known)
+        near = Pool(case for case in self.neighbours() if case not in known and not hides(case))
         if self.condition is None or (chosen := self.doubtful(near, count)):
             return near.cases[:count] if self.condition is None else chosen
-        drawn = Pool(case for case in self.drawn() if case not in known)
+        drawn = Pool(case for case in self.drawn() if case not in known and not hides(case))
         return (self.alone(near, drawn) or self.sides(near, drawn, count))[:count]
 
     def doubtful(self, pool: Pool, count: int) -> list[Case]:

@@ -36,7 +36,7 @@ CALLS: dict[str, tuple[float, str, str]] = {
     "beyond": (0.2, "the number of keys of {call} minus the window is {}", ""),
     "windows": (0.35, "the number of whole windows before the last token of {call} is {}", ""),
     "cached": (0.05, "{call} sees keys of an earlier one", "{call} is the first one"),
-    "own": (0.2, "{call} is none of the reused prefix's", "{call} is one of the reused prefix's"),
+    "own": (0.2, "{call} is behind the reused prefix, if there is one", "{call} is one of the reused prefix's"),
     "cut": (0.2, "{call} is shorter than the chunk", "{call} is a whole chunk"),
     "overlong": (0.1, "{call} is longer than the window", "{call} is no longer than the window"),
     "more tokens": (0.2, "there are more threads than tokens in {call}", "there are no more threads than tokens in {call}"),
@@ -73,7 +73,6 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "prefix": (0.0, "the reused prefix is {}", ""),
     "threads": (0.0, "the number of threads is {}", ""),
     "pieces": (0.3, "the number of calls is {}", ""),
-    "later": (0.3, "the number of tokens behind the prefix is {}", ""),
     "highest": (0.45, "the highest id of the prompt is {}", ""),
     "rows": (0.15, "the row length of {a} matrix is {}", ""),
     "longest": (0.3, "the longest row of a matrix is {}", ""),
@@ -105,6 +104,7 @@ FACTS |= CALLS
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+_SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "q_width", "vocab", "rope_width", "experts", "threads")
 _ENDS = ("highest", "beyond", "longest")  # facts of which bounds alone are said: another number is nearly always an exception
 
 
@@ -115,8 +115,8 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(1 << 12)
-def facts_of(case: Case, row: int = 0, until: int = CONTEXT) -> Facts:
-    """All that a condition may be about, of one sequence of the call. until: calls that begin later are none of its."""
+def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> Facts:
+    """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`."""
     length, heads, traits = lengths_of(case)[row], case.kv_heads * case.group, FAMILIES[case.family]
     ids, calls = tokens_of(case)[row], calls_of(case, length)
     later, q_width = length - case.prefix, heads * case.head_dim
@@ -128,7 +128,6 @@ def facts_of(case: Case, row: int = 0, until: int = CONTEXT) -> Facts:
         "q_width": q_width,
         "length": length,
         "row": row,
-        "later": later,
         "chunks": -(-later // chunk),
         "pieces": len(calls),
         "rows": gcd(case.width, q_width, case.ffn),
@@ -151,7 +150,7 @@ def facts_of(case: Case, row: int = 0, until: int = CONTEXT) -> Facts:
     facts |= {f"split {x}": n % case.threads == 0 for x, n in columns.items()}
     several: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in facts.items()}
     several |= {name: (facts[name] or np.nan,) for name in ("window", "chunk")}
-    return several | _facts_of_calls(case, [call for call in calls if call[0] <= until])
+    return several | _facts_of_calls(case, [call for call in calls if since <= call[0] <= until])
 
 
 def _facts_of_calls(case: Case, calls: Sequence[tuple[int, int]]) -> dict[str, tuple[Any, ...]]:
@@ -328,7 +327,7 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
             if above := [y for y in tried if y > x]:
                 yield Atom(fact, high=x, gap=min(above))
     if fact not in _ENDS and all(isinstance(x, int) for x in values):
-        yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact != "rows")
+        yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
         yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in ((None, 0, 1) if step >= 4 else (None, 0)))
 
 
