@@ -44,7 +44,8 @@ def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[flo
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
     search = _Search(failing, failing.table(atoms), ~_largest(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
     for size, cheap in enumerate(_CHEAP, 1):
-        search.add(size, spare)
+        search.steps = 0
+        search.more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (search.out, search.holds)))
         if search.best <= cheap:
             break
     costs = {tuple(atoms[i] for i in some): cost for some, cost in search.costs.items()}
@@ -53,27 +54,20 @@ def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[flo
     return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
 
 
+@dataclass
 class _Search:
     """The sets of a few statements that together shut out all calls that are right: one for the call that fewest shut out, and so on."""
 
-    def __init__(self, failing: Calls, holds: NDArray[np.bool_], out: NDArray[np.bool_], each: NDArray[np.float64]) -> None:
-        self.failing, self.holds, self.out, self.each = (
-            failing,
-            holds,
-            out,
-            each,
-        )  # [atoms, calls] that fail; that are right, shut out; costs
-        self.costs: dict[tuple[int, ...], float] = {}  # of the sets
-        self.best, self.steps = np.inf, 0
+    failing: Calls
+    holds: NDArray[np.bool_]  # [statements, calls that fail]
+    out: NDArray[np.bool_]  # [statements, calls that are right]: whether it shuts one out
+    each: NDArray[np.float64]  # the costs of the statements
+    costs: dict[tuple[int, ...], float] = field(default_factory=dict)  # of the sets
+    best: float = np.inf
+    steps: int = 0
 
-    def add(self, size: int, spare: int) -> None:
-        """Find those of a size."""
-        self.steps = 0
-        some = [np.ones(x.shape[1], bool) for x in (self.out, self.holds)]
-        self._more(size, spare, (), *some)
-
-    def _more(self, size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
-        # missed: calls that are right and not shut out yet. met: calls that fail and meet the chosen statements.
+    def more(self, size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
+        """Find those of a size. missed: calls that are right and not shut out yet. met: calls that fail and meet the chosen statements."""
         left = np.flatnonzero(missed)
         if not left.size or self.steps > _STEPS:
             return
@@ -90,11 +84,11 @@ class _Search:
         for i in np.flatnonzero(outs[:, hardest]):
             both = met & self.holds[i]
             if self.each[[*chosen, int(i)]].sum() + (size - 1) * self.each[0] <= self.best + _SLACK and self._fit(both):
-                self._more(size - 1, spare, (*chosen, int(i)), missed & ~self.out[i], both)
+                self.more(size - 1, spare, (*chosen, int(i)), missed & ~self.out[i], both)
         if spare:
             missed = missed.copy()
             missed[left[hardest]] = False
-            self._more(size, spare - 1, chosen, missed, met)
+            self.more(size, spare - 1, chosen, missed, met)
 
     def _fit(self, met: NDArray[np.bool_]) -> Any:  # [..., calls] -> [...]
         """Whether a call of each failing sequence is met."""
@@ -130,11 +124,6 @@ class Pool:
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
         return self.any(np.all(self.calls.table(condition), axis=0))
-
-
-def hides(case: Case) -> bool:
-    """Whether a mistake may not show in a run, since all ids are equal."""
-    return case.tokens == "alike" and case.length > 1
 
 
 def behind_prefix(condition: Condition) -> Condition:
@@ -203,11 +192,15 @@ class Contrast:
         """Which calls meet all of the condition but, maybe, this statement."""
         return np.all(calls.table([other for other in self.condition or () if other != atom]), axis=0)
 
+    def hides(self, case: Case) -> bool:
+        """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
+        return case.tokens == "alike" != self.smallest.tokens and case.length > 1
+
     def learn(self) -> None:
         before = self.condition
         wrong = {case: self.wrong_rows(case) for case in self.failing}
         bad = [(case, row, wrong[case].get(row, CONTEXT)) for case in self.failing for row in wrong[case] or [0]]
-        good = [(case, row) for case in self.passing for row in range(case.batch) if not hides(case)]
+        good = [(case, row) for case in self.passing for row in range(case.batch) if not self.hides(case)]
         good += [(case, row) for case in self.failing if wrong[case] for row in range(case.batch) if row not in wrong[case]]
         self.good = Calls([facts_of(case, row) for case, row in good])
         self.bad = Calls([facts_of(case, row, until) for case, row, until in bad])
@@ -241,10 +234,10 @@ class Contrast:
         """The next cases to run: those on which the conditions disagree, or else those that test one statement, or else both sides of the
         condition. None where nothing is left to try."""
         known = {*self.failing, *self.passing}
-        near = Pool(case for case in self.neighbours() if case not in known and not hides(case))
+        near = Pool(case for case in self.neighbours() if case not in known and not self.hides(case))
         if self.condition is None or (chosen := self.doubtful(near, count)):
             return near.cases[:count] if self.condition is None else chosen
-        drawn = Pool(case for case in self.drawn() if case not in known and not hides(case))
+        drawn = Pool(case for case in self.drawn() if case not in known and not self.hides(case))
         return (self.alone(near, drawn) or self.sides(near, drawn, count))[:count]
 
     def doubtful(self, pool: Pool, count: int) -> list[Case]:

@@ -57,7 +57,6 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "kv_heads": (0.0, "the number of key heads is {}", ""),
     "group": (0.0, "the number of heads that share a key head is {}", ""),
     "head_dim": (0.0, "the head width is {}", ""),
-    "q_width": (0.35, "the width of all heads is {}", ""),
     "vocab": (0.0, "the vocabulary is {}", ""),
     "window": (0.0, "the window is {}", ""),
     "rope_width": (0.0, "the rotated part of a head is {}", ""),
@@ -69,7 +68,6 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "row": (0.1, "the place in the batch is {}", ""),
     "batch": (0.0, "the number of sequences is {}", ""),
     "chunk": (0.0, "the chunk is {}", ""),
-    "chunks": (0.35, "the number of chunks is {}", ""),
     "prefix": (0.0, "the reused prefix is {}", ""),
     "threads": (0.0, "the number of threads is {}", ""),
     "pieces": (0.3, "the number of calls is {}", ""),
@@ -86,9 +84,7 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "windowed": (0.0, "there is a window", "there is no window"),
     "padded": (0.2, "the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
     "partly": (0.1, "a part of each head is rotated", "whole heads are rotated"),
-    "broad": (0.3, "the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
     "biased": (0.1, "the model has biases", "the model has no biases"),
-    "wide": (0.4, "the heads together are as wide as the model", "the heads together are not as wide as the model"),
 }
 """How far-fetched a statement about each fact is, and its words; of what is so or not, those for yes and for no."""
 
@@ -104,7 +100,7 @@ FACTS |= CALLS
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
-_SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "q_width", "vocab", "rope_width", "experts", "threads")
+_SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
 _ENDS = ("highest", "beyond", "longest")  # facts of which bounds alone are said: another number is nearly always an exception
 
 
@@ -119,16 +115,13 @@ def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> 
     """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`."""
     length, heads, traits = lengths_of(case)[row], case.kv_heads * case.group, FAMILIES[case.family]
     ids, calls = tokens_of(case)[row], calls_of(case, length)
-    later, q_width = length - case.prefix, heads * case.head_dim
-    chunk = min(case.chunk, later) or later
+    q_width = heads * case.head_dim
     columns = {"heads": heads, "kv_heads": case.kv_heads, "width": case.width, "ffn": case.ffn, "vocab": case.vocab}
     columns["rows"] = gcd(q_width, case.kv_heads * case.head_dim, case.width, case.ffn, case.vocab)
     facts = {name: getattr(case, name) for name in FIELDS if name not in ("seed", "tokens")} | {
         "heads": heads,
-        "q_width": q_width,
         "length": length,
         "row": row,
-        "chunks": -(-later // chunk),
         "pieces": len(calls),
         "rows": gcd(case.width, q_width, case.ffn),
         "longest": max(case.width, q_width, case.ffn),
@@ -137,12 +130,10 @@ def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> 
         "last_id": case.tokens == "last",
         "highest": int(ids.max()),
         "alike": int(ids.min()) == int(ids.max()),
-        "chunked": later > chunk,
+        "chunked": 0 < case.chunk < length - case.prefix,
         "windowed": case.window > 0,
         "padded": length < case.length,
         "partly": 0 < case.rope_width < case.head_dim,
-        "broad": case.ffn > case.width,
-        "wide": q_width == case.width,
         "more heads": case.threads > heads,
         "more kv_heads": case.threads > case.kv_heads,
         "more used": case.threads > case.experts_used,
@@ -377,8 +368,6 @@ def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequen
         parts.append("in sequences behind the first")
     if len(set(firsts)) == 1 and firsts[0] > 0:
         parts.append(f"at positions from {firsts[0]} on")
-    elif all(c.chunk and f == c.prefix + c.chunk for c, f in zip(cases, firsts, strict=True)):
-        parts.append("from the second chunk on")
     elif all({p for _, p in places} == {c.length - 1} for places, c in zip(bad, cases, strict=True)) and min(c.length for c in cases) > 1:
         parts.append("at the last position alone")
     return ", ".join(parts)

@@ -269,6 +269,63 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
         assert told == [(0 in ids,), (vocab - 1 in ids,), (len({*ids}) == 1,), (max(ids),)]
 
 
+def contrast_of(truth, fails, seed=3, runs=60, **edges):
+    """A contrast of what `fails` says, which hides some of `truth`, and how far its condition is from the truth."""
+    rng, edges = random.Random(seed), dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,), "family": ("llama",)} | edges
+    deck = Deck(edges, rng)
+    cases = [deck.draw() for _ in range(40)]
+    failing, passing = [c for c in cases if fails(c)], [c for c in cases if not fails(c)]
+    least = smallest(failing[0], Case(), lambda some: list(map(fails, some)), failing.append)
+    contrast = Contrast(least, failing, passing, lambda case: {}, edges, deck.draw, rng, spare=2)
+    for _ in range(runs):
+        for case in contrast.propose(1):
+            contrast.add(case, fails(case))
+    cases = [deck.draw() for _ in range(300)]
+    return contrast, sum(truth(c) != meets(contrast.condition, c) for c in cases)
+
+
+def test_right_runs_of_equal_ids_are_no_evidence():
+    truth = lambda c: c.kv_heads == 1 and c.length > 32  # noqa: E731
+    contrast, wrong = contrast_of(truth, lambda c: truth(c) and c.tokens != "alike")
+    assert {atom.fact for atom in contrast.condition} == {"kv_heads", "length"}
+    assert wrong == 0
+
+
+def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
+    """Their logits are not seen: a mistake in the last row of a call does not show if the call is the prefix's."""
+    odd = lambda m: m > 2 and m % 2 == 1  # noqa: E731
+    own = lambda c: [end - start for start, end in calls_of(c, c.length) if start >= c.prefix]  # noqa: E731
+    truth = lambda c: c.head_dim % 16 > 0 and any(map(odd, own(c)))  # noqa: E731
+    contrast, wrong = contrast_of(truth, truth)
+    assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls", "own"}, in_statements(contrast.condition)
+    assert wrong == 0
+
+
+def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
+    truth = lambda c: c.layers > 1 and c.threads > 1 and c.chunk == 1  # noqa: E731
+    contrast, _ = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, layers=(1, 2), threads=(1, 2), chunk=(0, 1))
+    assert {atom.fact for atom in contrast.condition} <= {"layers", "threads", "chunk", "chunked", "calls"}
+    assert any(meets(contrast.condition, case) for case in contrast.passing)
+
+
+def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
+    case = Case(length=40, chunk=1)
+    contrast = Contrast(case, [case], [Case()], lambda case: {0: 32}, EDGES, lambda: case, random.Random(1))
+    assert contrast.bad.column("starts").max() == 32
+    assert contrast.good.column("starts").max() == 0
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_window_that_a_family_always_has_is_drawn_and_said(family):
+    case = fitted(Case(family=family))
+    assert case.window == model_of(case).config.window == facts_of(case)["window"][0] > 0
+    assert model_of(fitted(replace(case, window=8))).config.window == 8
+    plain, edges = case_like(random_model(1, family=family, window=16))
+    assert plain.window == 16
+    assert 8 in edges["window"]
+    assert 0 not in edges["window"]
+
+
 def test_no_condition_is_said_that_a_run_contradicts():
     rng = random.Random(5)
     deck = Deck(dict(EDGES) | {"batch": (1,)}, rng)
