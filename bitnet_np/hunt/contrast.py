@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import CALLS, Atom, Calls, Facts, atoms_of, facts_of
+from .facts import Atom, Calls, Facts, atoms_of, facts_of
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -30,7 +30,7 @@ _MOST = 40  # conditions at a time
 _STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
 _SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
-_UNSEEN = 1.5  # cost of leaving out calls whose logits are not seen
+_UNSEEN = 0.15  # cost of each right run that meets a condition by calls whose logits are not seen
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
@@ -126,11 +126,6 @@ class Pool:
         return self.any(np.all(self.calls.table(condition), axis=0))
 
 
-def behind_prefix(condition: Condition) -> Condition:
-    """A condition of calls whose logits are seen."""
-    return (*condition, Atom("own", True, True)) if any(atom.fact in CALLS for atom in condition) else condition
-
-
 def distance(a: Case, b: Case) -> int:
     """Number of fields in which two cases differ."""
     return sum(getattr(a, name) != getattr(b, name) for name in FIELDS if name != "seed")
@@ -206,12 +201,13 @@ class Contrast:
         self.bad = Calls([facts_of(case, row, until) for case, row, until in bad])
         self.kept = conditions(self.bad, self.good)
         if self.spare and (not self.kept or self.kept[0][0] > _CHEAP[1]):
-            seen = Calls([facts_of(case, row, until, case.prefix) for case, row, until in bad])
-            sure = Calls([facts_of(case, row, since=case.prefix) for case, row in good])
+            sure, passed = Calls([facts_of(case, row, since=case.prefix) for case, row in good]), Pool(self.passing)
             most = min(self.spare, len(good) // _SPARED)
-            others = next(filter(None, (conditions(seen, sure, spare) for spare in range(most + 1))), [])
-            if not self.kept or (others and others[0][0] + _UNSEEN < self.kept[0][0]):
-                self.kept = [(cost, behind_prefix(condition)) for cost, condition in others]
+            some = next(filter(None, (conditions(self.bad, sure, spare) for spare in range(most + 1))), [])
+            others = [(cost + _UNSEEN * int(passed.meets(one).sum()), one) for cost, one in some]
+            others.sort(key=lambda pair: pair[0])
+            if others and (not self.kept or others[0][0] + 1 < self.kept[0][0]):
+                self.kept = others
         self.split = not self.kept
         if self.split:  # several failures: those near the smallest case
             near = [facts_of(case, row, until) for case, row, until in bad if distance(case, self.smallest) <= 2]

@@ -110,7 +110,7 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
         condition = "third layer" if model.config.n_layers > 2 else "head width 80"
         return engine_with(condition)(model, tokens)
 
-    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 60, 0, lambda runs, findings, left: None)
+    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 90, 0, lambda runs, findings, left: None)
     hunting.plain, edges = case_like(LIKE)
     hunting.deck = Deck(edges | {name: edges[name][:1] for name in ("batch", "ragged", "window", *engine_of(engine).knobs)}, hunting.rng)
     first, other = replace(hunting.plain, layers=3), replace(hunting.plain, **fault)
@@ -296,15 +296,16 @@ def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
     odd = lambda m: m > 2 and m % 2 == 1  # noqa: E731
     own = lambda c: [end - start for start, end in calls_of(c, c.length) if start >= c.prefix]  # noqa: E731
     truth = lambda c: c.head_dim % 16 > 0 and any(map(odd, own(c)))  # noqa: E731
-    contrast, wrong = contrast_of(truth, truth)
-    assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls", "own"}, in_statements(contrast.condition)
-    assert wrong == 0
+    contrast, _ = contrast_of(truth, truth)
+    assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls"}, in_statements(contrast.condition)
+    assert any(meets(contrast.condition, case) for case in contrast.passing)
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
     truth = lambda c: c.layers > 1 and c.threads > 1 and c.chunk == 1  # noqa: E731
     contrast, _ = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, layers=(1, 2), threads=(1, 2), chunk=(0, 1))
     assert {atom.fact for atom in contrast.condition} <= {"layers", "threads", "chunk", "chunked", "calls"}
+    assert not contrast.split
     assert any(meets(contrast.condition, case) for case in contrast.passing)
 
 
