@@ -9,14 +9,14 @@ number may be changed.
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Facts, atoms_of, facts_of, table
+from .facts import Atom, Calls, Facts, atoms_of, facts_of
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -27,38 +27,83 @@ ENOUGH = 10
 _EACH = 2  # runs that miss one statement alone, and pass, with which it stands: with as many numbers in place of the one that fails
 _SLACK = 0.75  # more cost than the cheapest condition, up to which others are kept
 _MOST = 40  # conditions at a time
-_STRONG = 60  # statements, those that shut out the most, of which three are taken together
+_STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
+_SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
+_UNSEEN = 0.15  # cost of each right run that meets a condition by calls whose logits are not seen
 _DECIDED = 0.03  # weight of the conditions that a run could refute, below which they agree on it
 
 
-def conditions(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[tuple[float, Condition]]:
-    """The cheapest conditions that all failing cases meet and no passing one, with their costs, cheapest first."""
-    if not passing:
+def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[float, Condition]]:
+    """The cheapest conditions that a call of each failing sequence meets and no call that is right, with their costs, cheapest first.
+
+    spare: kinds of right calls that may meet them nevertheless.
+    """
+    if not passing.facts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    out = ~table(passing, atoms)  # the passing cases that each statement shuts out
-    pool, costs = np.flatnonzero(out.any(axis=1)), dict[Condition, float]()
-    for size, cheap in enumerate(_CHEAP):
-        if min(costs.values(), default=np.inf) <= cheap:
+    search = _Search(failing, failing.table(atoms), ~_largest(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
+    for size, cheap in enumerate(_CHEAP, 1):
+        search.steps = 0
+        search.more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (search.out, search.holds)))
+        if search.best <= cheap:
             break
-        if size == 2:
-            pool = np.array(sorted(pool, key=lambda i: -out[i].sum())[:_STRONG], int)
-        outs = out[pool]
-        for some in combinations(pool, size):
-            missed = ~out[[*some]].any(axis=0)
-            for last in pool[outs[:, missed].all(axis=1)]:
-                condition = tuple(atoms[i] for i in sorted((*some, last)))
-                if len({(atom.fact, atom.sign) for atom in condition}) > size:
-                    costs[condition] = sum(atom.cost for atom in condition)
-        pool = pool[~outs.all(axis=1)]
-    cheapest = sorted(costs, key=lambda condition: costs[condition])[:_MOST]
+    costs = {tuple(atoms[i] for i in some): cost for some, cost in search.costs.items()}
+    kept = [condition for condition in costs if len({(atom.fact, atom.sign) for atom in condition}) == len(condition)]
+    cheapest = sorted(kept, key=lambda condition: costs[condition])[:_MOST]
     return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
 
 
+@dataclass
+class _Search:
+    """The sets of a few statements that together shut out all calls that are right: one for the call that fewest shut out, and so on."""
+
+    failing: Calls
+    holds: NDArray[np.bool_]  # [statements, calls that fail]
+    out: NDArray[np.bool_]  # [statements, calls that are right]: whether it shuts one out
+    each: NDArray[np.float64]  # the costs of the statements
+    costs: dict[tuple[int, ...], float] = field(default_factory=dict)  # of the sets
+    best: float = np.inf
+    steps: int = 0
+
+    def more(self, size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
+        """Find those of a size. missed: calls that are right and not shut out yet. met: calls that fail and meet the chosen statements."""
+        left = np.flatnonzero(missed)
+        if not left.size or self.steps > _STEPS:
+            return
+        self.steps += 1
+        outs = self.out[:, left]
+        if size == 1:
+            last = np.flatnonzero(outs.sum(axis=1) >= left.size - spare)
+            for i in last[self._fit(met & self.holds[last])]:
+                one = tuple(sorted((*chosen, int(i))))
+                self.costs[one] = sum(self.each[[*one]])
+                self.best = min(self.best, self.costs[one])
+            return
+        hardest = outs.sum(axis=0).argmin()
+        for i in np.flatnonzero(outs[:, hardest]):
+            both = met & self.holds[i]
+            if self.each[[*chosen, int(i)]].sum() + (size - 1) * self.each[0] <= self.best + _SLACK and self._fit(both):
+                self.more(size - 1, spare, (*chosen, int(i)), missed & ~self.out[i], both)
+        if spare:
+            missed = missed.copy()
+            missed[left[hardest]] = False
+            self.more(size, spare - 1, chosen, missed, met)
+
+    def _fit(self, met: NDArray[np.bool_]) -> Any:  # [..., calls] -> [...]
+        """Whether a call of each failing sequence is met."""
+        return np.all(self.failing.any(met), axis=-1)
+
+
+def _largest(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
+    """The calls without those that meet the same statements as another."""
+    packed = np.unique(np.packbits(holds, axis=0), axis=1)
+    return np.unpackbits(packed, axis=0, count=len(holds)).astype(bool)
+
+
 def meets(condition: Condition, case: Case) -> bool:
-    """Whether a sequence of a case meets a condition."""
-    return any(all(atom.holds(facts) for atom in condition) for facts in every_row(case))
+    """Whether a call of a sequence of a case meets a condition."""
+    return bool(Pool([case]).meets(condition)[0])
 
 
 def every_row(case: Case) -> list[Facts]:
@@ -66,18 +111,19 @@ def every_row(case: Case) -> list[Facts]:
 
 
 class Pool:
-    """Cases that may be run, and the facts of their sequences."""
+    """Cases that may be run, and the calls of their sequences."""
 
     def __init__(self, cases: Iterable[Case]) -> None:
         self.cases = list(dict.fromkeys(cases))
         rows = [every_row(case) for case in self.cases]
-        self.facts, self.begins = [facts for some in rows for facts in some], np.cumsum([0, *map(len, rows)])[:-1]
+        self.calls = Calls([facts for some in rows for facts in some])
+        self.begins = self.calls.begins[np.cumsum([0, *map(len, rows)])[:-1]] if rows else np.zeros(0, int)
 
-    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [sequences] -> [cases]
+    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [N] -> [cases]
         return np.logical_or.reduceat(holds, self.begins) if self.cases else holds
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
-        return self.any(np.all(table(self.facts, condition), axis=0))
+        return self.any(np.all(self.calls.table(condition), axis=0))
 
 
 def distance(a: Case, b: Case) -> int:
@@ -89,21 +135,25 @@ def distance(a: Case, b: Case) -> int:
 class Contrast:
     """Cases that fail in one way, all that pass, and what tells them apart.
 
-    Where it is known which sequences of a batch are wrong, the others are right.
+    Where it is known which sequences of a batch are wrong, the others are right. A right run of equal ids says nothing: attention mixes
+    these in vain. Nor do calls of a prefix, whose logits are not seen, where no simple condition fits all runs.
     """
 
     smallest: Case
     failing: list[Case]
     passing: list[Case]
-    wrong_rows: Callable[[Case], set[int]]  # of a case that failed; empty where it is not known
+    wrong_rows: Callable[[Case], dict[int, int]]  # of a case that failed, and the first position that is; empty where it is not known
     edges: Mapping[str, Sequence[Any]]
     draw: Callable[[], Case]
     rng: random.Random
+    spare: int = 0  # kinds of right calls that may meet a condition where none is without
     agreed: int = 0  # random runs that met the condition and failed, since it last changed
     missed: int = 0  # those that did not meet it and passed
     kept: list[tuple[float, Condition]] = field(default_factory=list)
-    good: list[Facts] = field(default_factory=list)  # of sequences that are right
+    bad: Calls = field(default_factory=lambda: Calls([]))  # those of failing sequences, up to the first wrong position
+    good: Calls = field(default_factory=lambda: Calls([]))  # those that are right
     split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
+    around: dict[Case, list[Case]] = field(default_factory=dict)  # cases that differ from one in a number
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
 
     def __post_init__(self) -> None:
@@ -121,7 +171,7 @@ class Contrast:
         return self.missed >= ENOUGH or not self.condition
 
     def untested(self) -> list[Atom]:
-        """The statements of the condition that too few right runs miss alone: where it is one number, a multiple is to be among these."""
+        """The statements of the condition that too few right calls miss alone: where it is one number, a multiple is to be among these."""
 
         def tested(atom: Atom) -> bool:
             right = {*self.right_without(atom)}
@@ -130,30 +180,38 @@ class Contrast:
         return [atom for atom in self.condition or () if atom not in self.untestable and not tested(atom)]
 
     def right_without(self, atom: Atom) -> list[Any]:
-        """What right sequences that miss this statement alone have in place of it."""
-        return [self.good[i][atom.fact] for i in np.flatnonzero(self.miss_alone(atom, self.good))]
+        """What right calls that meet all other statements have in place of this one."""
+        return self.good.column(atom.fact)[self.others(atom, self.good)].tolist()
 
-    def miss_alone(self, atom: Atom, facts: Sequence[Facts]) -> NDArray[np.bool_]:
-        """Which sequences meet all of the condition but this statement."""
-        wanted = np.array([other != atom for other in self.condition or ()])
-        return (table(facts, self.condition or ()) == wanted[:, None]).all(axis=0)
+    def others(self, atom: Atom, calls: Calls) -> NDArray[np.bool_]:
+        """Which calls meet all of the condition but, maybe, this statement."""
+        return np.all(calls.table([other for other in self.condition or () if other != atom]), axis=0)
+
+    def hides(self, case: Case) -> bool:
+        """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
+        return case.tokens == "alike" != self.smallest.tokens and case.length > 1
 
     def learn(self) -> None:
         before = self.condition
-        self.good = [facts for case in self.passing for facts in every_row(case)]
-        bad: list[tuple[Case, Facts]] = []
-        for case in self.failing:
-            rows = self.wrong_rows(case)
-            for row, facts in enumerate(every_row(case)):
-                if row in (rows or {0}):
-                    bad.append((case, facts))
-                elif rows:
-                    self.good.append(facts)
-        self.kept = conditions([facts for _, facts in bad], self.good)
+        wrong = {case: self.wrong_rows(case) for case in self.failing}
+        bad = [(case, row, wrong[case].get(row, CONTEXT)) for case in self.failing for row in wrong[case] or [0]]
+        good = [(case, row) for case in self.passing for row in range(case.batch) if not self.hides(case)]
+        good += [(case, row) for case in self.failing if wrong[case] for row in range(case.batch) if row not in wrong[case]]
+        self.good = Calls([facts_of(case, row) for case, row in good])
+        self.bad = Calls([facts_of(case, row, until) for case, row, until in bad])
+        self.kept = conditions(self.bad, self.good)
+        if self.spare and (not self.kept or self.kept[0][0] > _CHEAP[1]):
+            sure, passed = Calls([facts_of(case, row, since=case.prefix) for case, row in good]), Pool(self.passing)
+            most = min(self.spare, len(good) // _SPARED)
+            some = next(filter(None, (conditions(self.bad, sure, spare) for spare in range(most + 1))), [])
+            others = [(cost + _UNSEEN * int(passed.meets(one).sum()), one) for cost, one in some]
+            others.sort(key=lambda pair: pair[0])
+            if others and (not self.kept or others[0][0] + 1 < self.kept[0][0]):
+                self.kept = others
         self.split = not self.kept
         if self.split:  # several failures: those near the smallest case
-            near = [facts for case, facts in bad if distance(case, self.smallest) <= 2]
-            self.kept = conditions(near or [facts_of(self.smallest)], self.good)
+            near = [facts_of(case, row, until) for case, row, until in bad if distance(case, self.smallest) <= 2]
+            self.kept = conditions(Calls(near or [facts_of(self.smallest)]), self.good)
         if self.condition != before:
             self.agreed = self.missed = 0
 
@@ -172,10 +230,10 @@ class Contrast:
         """The next cases to run: those on which the conditions disagree, or else those that test one statement, or else both sides of the
         condition. None where nothing is left to try."""
         known = {*self.failing, *self.passing}
-        near = Pool(case for case in self.neighbours() if case not in known)
+        near = Pool(case for case in self.neighbours() if case not in known and not self.hides(case))
         if self.condition is None or (chosen := self.doubtful(near, count)):
             return near.cases[:count] if self.condition is None else chosen
-        drawn = Pool(case for case in self.drawn() if case not in known)
+        drawn = Pool(case for case in self.drawn() if case not in known and not self.hides(case))
         return (self.alone(near, drawn) or self.sides(near, drawn, count))[:count]
 
     def doubtful(self, pool: Pool, count: int) -> list[Case]:
@@ -204,11 +262,14 @@ class Contrast:
         for atom in self.untested():
             right = self.right_without(atom)
             for new, pool in ((True, pools[0]), (True, pools[-1]), (len(right) >= _EACH, pools[0])):
-                lone = self.miss_alone(atom, pool.facts) & np.array(
-                    [not new or facts[atom.fact] not in right for facts in pool.facts], bool
+                values, lone = pool.calls.column(atom.fact), self.others(atom, pool.calls)
+                if new:
+                    lone &= ~np.isin(values, right)
+                met = pool.meets(self.condition or ())
+                some, multiples = (
+                    [pool.cases[i] for i in np.flatnonzero(pool.any(asked) & ~met)]
+                    for asked in (lone, lone & np.array([atom.divides(x) for x in values], bool))
                 )
-                some = [pool.cases[i] for i in np.flatnonzero(~pool.any(~lone))]
-                multiples = [case for case in some if atom.divides(facts_of(case)[atom.fact])]
                 if some := multiples or some * (len({*right}) < _EACH):
                     chosen[self.rng.choice(some)] = None
                     break
@@ -217,33 +278,50 @@ class Contrast:
         return list(chosen)
 
     def sides(self, near: Pool, drawn: Pool, count: int) -> list[Case]:
-        """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn."""
+        """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn. Some of those
+        that meet it do so with a number that no failing run had."""
         chosen: list[Case] = []
         inside = not self.condition or self.agreed <= self.missed
         for n in range(count):
             side = inside == (n % 2 == 0 or not self.condition)
             pools = (drawn, near) if side and self.agreed % 2 else (near, drawn)
             for wanted, pool in product((side, not side), pools):
-                if some := [pool.cases[i] for i in np.flatnonzero(pool.meets(self.condition or ()) == wanted)]:
+                meeting = pool.meets(self.condition or ())
+                new = meeting & self.unseen(pool) if wanted and self.agreed // 2 % 2 else meeting == wanted
+                if some := [pool.cases[i] for i in np.flatnonzero(new if new.any() else meeting == wanted)]:
                     chosen.append(self.rng.choice(some))
                     break
         return list(dict.fromkeys(chosen))
 
+    def unseen(self, pool: Pool) -> NDArray[np.bool_]:  # [cases]
+        """Which cases meet the condition by a number that no failing run had."""
+        new = np.zeros(len(pool.cases), bool)
+        met = np.all(pool.calls.table(self.condition or ()), axis=0)
+        for atom in self.condition or ():
+            new |= pool.any(met & ~np.isin(pool.calls.column(atom.fact), self.bad.column(atom.fact)))
+        return new
+
     def neighbours(self) -> Iterator[Case]:
-        """Cases that differ from the smallest one, or from another that failed, in one number; and mixtures of one that failed and one that
-        passed."""
-        others = self.rng.sample(self.failing, min(2, len(self.failing)))
-        for origin in dict.fromkeys([self.smallest, *others]):
-            for name, values in self.edges.items():
-                now = getattr(origin, name)
-                more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
-                for value in (*values, *(x for x in more if x > 0)):
-                    if value != now and name != "seed":
-                        yield fitted(replace(origin, **{name: value}))
-                        if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
-                            yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
+        """Cases near the smallest one, or another that failed; and mixtures of one that failed and one that passed."""
+        for origin in dict.fromkeys([self.smallest, *self.rng.sample(self.failing, min(2, len(self.failing)))]):
+            if origin not in self.around:
+                self.around[origin] = [*self.changed(origin)]
+            yield from self.around[origin]
         for _ in range(40 * bool(self.passing)):
             yield self.mixture(self.rng.choice(self.failing), self.rng.choice(self.passing))
+
+    def changed(self, origin: Case) -> Iterator[Case]:
+        """Cases that differ from one in a number, and, where that is of a call, in a length that lets it show."""
+        for name, values in self.edges.items():
+            now = getattr(origin, name)
+            more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
+            for value in (*values, *(x for x in more if x > 0)):
+                if value != now and name != "seed":
+                    yield fitted(replace(origin, **{name: value}))
+                    if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
+                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
+                    if name == "prefix":  # of calls as long
+                        yield fitted(replace(origin, prefix=value, length=origin.length - now + value))
 
     def drawn(self) -> Iterator[Case]:
         """Random cases, and mixtures of each with cases that failed."""

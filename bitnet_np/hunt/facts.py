@@ -1,5 +1,9 @@
-"""What can be said of a case: its facts, statements about them that some cases meet and others do not, and both in words."""
+"""What can be said of a case: its facts, statements about them that some cases meet and others do not, and both in words.
 
+A condition speaks of one call of one sequence: all statements about a call are about the same one.
+"""
+
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.families import FAMILIES
-from ..testing.space import FIELDS, Case, lengths_of, tokens_of
+from ..testing.space import CONTEXT, FIELDS, Case, lengths_of, tokens_of
 
 Facts = Mapping[str, tuple[Any, ...]]
-"""By name: one value, or those of all calls or matrices; none where there is no such thing, as no window."""
+"""By name, of a sequence: one value, or those of its calls (CALLS); none where there is no such thing, as no window."""
 
 _SPLIT = {
     "heads": "the heads",
@@ -23,7 +27,24 @@ _SPLIT = {
     "vocab": "the vocabulary",
     "rows": "the rows of a matrix",
 }
-_SHARED = {"heads": "heads", "kv_heads": "key heads", "tokens": "tokens in a call"}
+_TILES = (8, 16, 32, 64)
+
+CALLS: dict[str, tuple[float, str, str]] = {
+    "calls": (0.15, "the length of {call} is {}", ""),
+    "starts": (0.3, "the first position of {call} is {}", ""),
+    "keys": (0.3, "the number of keys of {call} is {}", ""),
+    "beyond": (0.2, "the number of keys of {call} minus the window is {}", ""),
+    "windows": (0.35, "the number of whole windows before the last token of {call} is {}", ""),
+    "cached": (0.05, "{call} sees keys of an earlier one", "{call} is the first one"),
+    "own": (0.2, "{call} is behind the reused prefix, if there is one", "{call} is one of the reused prefix's"),
+    "cut": (0.2, "{call} is shorter than the chunk", "{call} is a whole chunk"),
+    "overlong": (0.1, "{call} is longer than the window", "{call} is no longer than the window"),
+    "more tokens": (0.2, "there are more threads than tokens in {call}", "there are no more threads than tokens in {call}"),
+    "more experts": (0.3, "there are more experts than tokens in {call}", "there are no more experts than tokens in {call}"),
+}
+"""As FACTS, of a call: `{call}` stands for "a call", and then for "that call"."""
+
+CALLS |= {f"crosses {n}": (0.3, f"{{call}} crosses a multiple of {n}", f"{{call}} crosses no multiple of {n}") for n in _TILES}
 
 FACTS: dict[str, tuple[float, str, str]] = {
     "family": (0.0, "the family is {}", ""),
@@ -36,7 +57,6 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "kv_heads": (0.0, "the number of key heads is {}", ""),
     "group": (0.0, "the number of heads that share a key head is {}", ""),
     "head_dim": (0.0, "the head width is {}", ""),
-    "q_width": (0.35, "the width of all heads is {}", ""),
     "vocab": (0.0, "the vocabulary is {}", ""),
     "window": (0.0, "the window is {}", ""),
     "rope_width": (0.0, "the rotated part of a head is {}", ""),
@@ -48,17 +68,12 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "row": (0.1, "the place in the batch is {}", ""),
     "batch": (0.0, "the number of sequences is {}", ""),
     "chunk": (0.0, "the chunk is {}", ""),
-    "chunks": (0.35, "the number of chunks is {}", ""),
     "prefix": (0.0, "the reused prefix is {}", ""),
     "threads": (0.0, "the number of threads is {}", ""),
     "pieces": (0.3, "the number of calls is {}", ""),
-    "windows": (0.3, "the number of whole windows before the last token is {}", ""),
-    "later": (0.3, "the number of tokens behind the prefix is {}", ""),
     "highest": (0.45, "the highest id of the prompt is {}", ""),
-    "calls": (0.15, "the length of {a} call is {}", ""),
-    "later_calls": (0.25, "the length of {a} later call is {}", ""),
-    "starts": (0.3, "the first position of {a} later call is {}", ""),
     "rows": (0.15, "the row length of {a} matrix is {}", ""),
+    "longest": (0.3, "the longest row of a matrix is {}", ""),
     "tied": (0.0, "the head is the embedding", "the head is a matrix apart"),
     "extras": (0.0, "the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors"),
     "ragged": (0.0, "sequences of a batch differ in length", "all sequences are as long"),
@@ -66,15 +81,10 @@ FACTS: dict[str, tuple[float, str, str]] = {
     "last_id": (0.0, "the prompt has the last id of the vocabulary", "the prompt has not the last id of the vocabulary"),
     "alike": (0.0, "all ids of the prompt are equal", "the prompt's ids differ"),
     "chunked": (-0.05, "the prompt comes in chunks", "the prompt comes in one piece"),
-    "cut": (0.1, "the last chunk is not full", "all chunks are full"),
     "windowed": (0.0, "there is a window", "there is no window"),
-    "beyond": (0.0, "the prompt is longer than the window", "the prompt fits the window"),
-    "overlong": (0.1, "a call is longer than the window", "no call is longer than the window"),
     "padded": (0.2, "the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
-    "broad": (0.3, "the feed-forward is wider than the model", "the feed-forward is not wider than the model"),
+    "partly": (0.1, "a part of each head is rotated", "whole heads are rotated"),
     "biased": (0.1, "the model has biases", "the model has no biases"),
-    "cached": (0.05, "keys of an earlier call are seen", "all keys are of one call"),
-    "wide": (0.4, "the heads together are as wide as the model", "the heads together are not as wide as the model"),
 }
 """How far-fetched a statement about each fact is, and its words; of what is so or not, those for yes and for no."""
 
@@ -82,13 +92,16 @@ FACTS |= {
     f"split {x}": (0.3, f"the threads divide {words} evenly", f"the threads do not divide {words} evenly") for x, words in _SPLIT.items()
 }
 FACTS |= {
-    f"more {x}": (0.2, f"there are more threads than {words}", f"there are no more threads than {words}") for x, words in _SHARED.items()
+    f"more {x}": (0.2, f"there are more threads than {words}", f"there are no more threads than {words}")
+    for x, words in (("heads", "heads"), ("kv_heads", "key heads"), ("used", "experts that a token takes"))
 }
+FACTS |= CALLS
 
 _POWERS = [1 << n for n in range(20)]
-_MOST = 40  # numbers of which ranges begin
-_SETS = ("calls", "later_calls", "starts", "rows")
+_BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+_SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
+_ENDS = ("highest", "beyond", "longest")  # facts of which bounds alone are said: another number is nearly always an exception
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
@@ -97,58 +110,89 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
     return [(i, min(i + (case.chunk or end), end)) for start, end in parts for i in range(start, end, case.chunk or end)]
 
 
-@lru_cache(1 << 14)
-def facts_of(case: Case, row: int = 0) -> Facts:
-    """All that a condition may be about, of one sequence of the call."""
+@lru_cache(1 << 12)
+def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> Facts:
+    """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`."""
     length, heads, traits = lengths_of(case)[row], case.kv_heads * case.group, FAMILIES[case.family]
-    ids = tokens_of(case)[row]
-    later, q_width, calls = length - case.prefix, heads * case.head_dim, calls_of(case, length)
-    chunk = min(case.chunk, later) or later
+    ids, calls = tokens_of(case)[row], calls_of(case, length)
+    q_width = heads * case.head_dim
+    columns = {"heads": heads, "kv_heads": case.kv_heads, "width": case.width, "ffn": case.ffn, "vocab": case.vocab}
+    columns["rows"] = gcd(q_width, case.kv_heads * case.head_dim, case.width, case.ffn, case.vocab)
     facts = {name: getattr(case, name) for name in FIELDS if name not in ("seed", "tokens")} | {
         "heads": heads,
-        "q_width": q_width,
         "length": length,
         "row": row,
-        "later": later,
-        "chunks": -(-later // chunk),
         "pieces": len(calls),
+        "rows": gcd(case.width, q_width, case.ffn),
+        "longest": max(case.width, q_width, case.ffn),
         "biased": bool(traits.biases or (case.extras and traits.optional_biases)),
-        "cached": later > chunk or case.prefix > 0,
         "first_id": case.tokens == "first",
         "last_id": case.tokens == "last",
         "highest": int(ids.max()),
         "alike": int(ids.min()) == int(ids.max()),
-        "chunked": later > chunk,
-        "cut": later % chunk > 0,
+        "chunked": 0 < case.chunk < length - case.prefix,
         "windowed": case.window > 0,
-        "beyond": 0 < case.window < length,
-        "overlong": 0 < case.window < max(end - start for start, end in calls),
         "padded": length < case.length,
-        "broad": case.ffn > case.width,
-        "wide": q_width == case.width,
+        "partly": 0 < case.rope_width < case.head_dim,
+        "more heads": case.threads > heads,
+        "more kv_heads": case.threads > case.kv_heads,
+        "more used": case.threads > case.experts_used,
     }
-    rows = gcd(q_width, case.kv_heads * case.head_dim, case.width, case.ffn, case.vocab)
-    columns = {"heads": heads, "kv_heads": case.kv_heads, "width": case.width, "ffn": case.ffn, "vocab": case.vocab, "rows": rows}
     facts |= {f"split {x}": n % case.threads == 0 for x, n in columns.items()}
-    facts |= {
-        f"more {x}": case.threads > n
-        for x, n in (("heads", heads), ("kv_heads", case.kv_heads), ("tokens", min(end - start for start, end in calls)))
+    several: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in facts.items()}
+    several |= {name: (facts[name] or np.nan,) for name in ("window", "chunk")}
+    return several | _facts_of_calls(case, [call for call in calls if since <= call[0] <= until])
+
+
+def _facts_of_calls(case: Case, calls: Sequence[tuple[int, int]]) -> dict[str, tuple[Any, ...]]:
+    starts, ends = (tuple(some) for some in zip(*calls, strict=True))
+    counts, window = tuple(end - start for start, end in calls), case.window or np.nan
+    facts: dict[str, tuple[Any, ...]] = {
+        "calls": counts,
+        "starts": starts,
+        "keys": ends,
+        "beyond": tuple(end - window for end in ends),
+        "windows": tuple((end - 1) // window for end in ends),
+        "cached": tuple(start > 0 for start in starts),
+        "own": tuple(start >= case.prefix for start in starts),
+        "cut": tuple(count < case.chunk for count in counts),
+        "overlong": tuple(count > window for count in counts),
+        "more tokens": tuple(case.threads > count for count in counts),
+        "more experts": tuple(case.experts > count for count in counts),
     }
-    several = {
-        "calls": {end - start for start, end in calls},
-        "later_calls": {end - start for start, end in calls[1:]},
-        "starts": {start for start, _ in calls[1:]},
-        "rows": {case.width, q_width, case.ffn},
-        "window": {case.window} - {0},
-        "windows": {(length - 1) // case.window} if case.window else set(),
-        "chunk": {case.chunk} - {0},
-    }
-    return {name: (value,) for name, value in facts.items()} | {name: tuple(sorted(values)) for name, values in several.items()}
+    return facts | {f"crosses {n}": tuple(start // n < (end - 1) // n for start, end in calls) for n in _TILES}
+
+
+class Calls:
+    """The calls of some sequences, [N] in all, and what is so of each."""
+
+    def __init__(self, facts: Sequence[Facts]) -> None:
+        self.facts = facts
+        self.counts = [len(one["calls"]) for one in facts]
+        self.begins = np.cumsum([0, *self.counts])[:-1]
+        self._columns: dict[str, NDArray] = {}
+
+    def column(self, name: str) -> NDArray:  # [N]
+        """A fact of each call."""
+        if name not in self._columns:
+            values = [one[name] for one in self.facts]
+            kind = object if any(isinstance(some[0], str) for some in values[:1]) else float
+            flat = np.array([x for some in values for x in some], kind)
+            self._columns[name] = flat if name in CALLS else np.repeat(flat, self.counts)
+        return self._columns[name]
+
+    def table(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [atoms, N]
+        """Which statements hold of which calls."""
+        return np.array([atom.among(self.column(atom.fact)) for atom in atoms], bool).reshape(len(atoms), sum(self.counts))
+
+    def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [..., N] -> [..., sequences]
+        """Whether something holds of a call of each sequence."""
+        return np.logical_or.reduceat(holds, self.begins, axis=-1) if self.facts else holds
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A statement about one fact of a sequence: that a value of it lies in a range and leaves a remainder, or that none does."""
+    """A statement about one fact of a call: that its value lies in a range, leaves a remainder, is a power of 2, or is not a value."""
 
     fact: str
     low: Any = -inf
@@ -164,57 +208,78 @@ class Atom:
         """Its form: conditions do not have two of a form about one fact."""
         return self.low == self.high, self.low == -inf, self.high == inf, self.step > 0, self.no, self.power
 
-    def among(self, values: NDArray) -> NDArray[np.bool_]:  # [cases, values of each] -> [cases]
-        fits = (values >= self.low) & (values <= self.high)
+    def among(self, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
+        """Whether it holds of each value."""
         if self.step:
-            left = np.where(fits, values, 0) % self.step
-            fits &= left == self.rest if self.rest is not None else left > 0
+            left = np.mod(values, self.step)
+            return left == self.rest if self.rest is not None else left > 0
         if self.power:
-            fits &= np.isin(values, _POWERS)
-        return fits.any(axis=1) != self.no
-
-    def holds(self, facts: Facts) -> bool:
-        return bool(self.among(_column([facts], self.fact))[0])
+            return np.isin(values, _POWERS) != self.no
+        return ((values >= self.low) & (values <= self.high)) != self.no
 
     @property
     def single(self) -> bool:
         """Whether it says that there is one number above 1."""
         return type(self.low) is int and 1 < self.low == self.high and not self.no
 
-    def divides(self, values: tuple[Any, ...]) -> bool:
-        """Whether these are multiples of its one number."""
-        return self.single and all(x > 0 and x % self.low == 0 for x in values)
+    def divides(self, value: Any) -> bool:
+        """Whether this is a multiple of its one number."""
+        return self.single and value > 0 and value % self.low == 0
 
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
         if self.step or self.power:
-            bound = 0.0 if self.low == -inf else 0.1 if self.low == self.step + 1 else 0.3
-            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest) + bound
+            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest)
         elif self.low == self.high:
             form = 0.3 if self.no else 0.1 * (not isinstance(self.low, str | bool))
         else:
-            form = 0.05 if self.high == inf else 0.1 if self.low == -inf else 0.35
+            form = 0.05 if self.high == inf else 0.1
         return 1 + FACTS[self.fact][0] + form
 
-    def __str__(self) -> str:
-        _, words, otherwise = FACTS[self.fact]
-        if otherwise:
-            return words if self.low != self.no else otherwise
-        if self.fact == "row" and (self.low, self.no) in ((1, False), (0, True)):
-            return "the sequence is not the first of its batch"
-        if self.fact == "length" and not self.step and (self.low == -inf) != (self.high == inf):
-            return f"the prompt is {f'longer than {self.low - 1}' if self.high == inf else f'shorter than {self.high + 1}'} tokens"
-        every = self.no and self.step > 0 and self.rest is None  # none that is no multiple: each is one
-        parts = [_range(self.low, self.high)] if (self.low, self.high) != (-inf, inf) else []
+    def predicate(self) -> str:
+        """What it says of the number or the name."""
         if self.step:
-            kind = f"{self.rest} more than a" if self.rest else "a" if every or self.rest == 0 else "no"
-            parts.append(f"{kind} multiple of {self.step}")
-        parts += ["a power of 2"] * self.power
-        not_ = "not " * (self.no and not every and self.fact not in _SETS)
-        near = self.gap is None or any(isinstance(x, int) and abs(x - self.gap) <= 1 for x in (self.low, self.high))
-        gap = "" if near else f" (right at {self.gap})"
-        return words.format(not_ + " and ".join(parts), a="every" if every else "no" if self.no else "a") + gap
+            words = f"{self.rest} more than a" if self.rest else "no" if self.rest is None else "a"
+            words += f" multiple of {self.step}"
+        elif self.power:
+            words = "a power of 2"
+        else:
+            near = self.gap is None or any(isinstance(x, int) and abs(x - self.gap) <= 1 for x in (self.low, self.high))
+            words = _range(self.low, self.high) + ("" if near else f" (right at {self.gap})")
+        return "not " * self.no + words
+
+    def __str__(self) -> str:
+        return in_statements([self])
+
+
+def in_statements(condition: Sequence[Atom]) -> str:
+    """A condition in words. Statements about one fact are said together, and those about a call last, of which the second says "it"."""
+    facts = sorted(dict.fromkeys(atom.fact for atom in condition), key=lambda fact: [*CALLS].index(fact) if fact in CALLS else -1)
+    parts = [_statement(fact, [atom for atom in condition if atom.fact == fact]) for fact in facts]
+    about = [n for n, part in enumerate(parts) if "{call}" in part]
+    for n in about[1:]:
+        parts[n] = re.sub(r"^the ([^{]*) of \{call\}", r"its \1", parts[n]).replace("{call}", "it")
+    return " and ".join(parts).replace("{call}", "a call")
+
+
+def _statement(fact: str, atoms: Sequence[Atom]) -> str:
+    _, words, otherwise = FACTS[fact]
+    first = atoms[0]
+    if otherwise:
+        return words if first.low else otherwise
+    if fact == "row" and (first.low, first.no) in ((1, False), (0, True)):
+        return "the sequence is not the first of its batch"
+    if fact == "length" and len(atoms) == 1 and not first.step and (first.low == -inf) != (first.high == inf):
+        gap = first.predicate().partition(" (")[2]
+        side = f"longer than {first.low - 1}" if first.high == inf else f"shorter than {first.high + 1}"
+        return f"the prompt is {side} tokens{gap and f' ({gap}'}"
+    ranges = [atom for atom in atoms if (atom.low == -inf) != (atom.high == inf)]
+    if len(ranges) == 2:
+        low, high = max(atom.low for atom in ranges), min(atom.high for atom in ranges)
+        atoms = [Atom(fact, low, high), *(atom for atom in atoms if atom not in ranges)]
+    every = fact == "rows" and first.rest == 0
+    return words.replace("{a}", "every" if every else "a").replace("{}", " and ".join(atom.predicate() for atom in atoms))
 
 
 def _range(low: Any, high: Any) -> str:
@@ -223,76 +288,42 @@ def _range(low: Any, high: Any) -> str:
     return f"at most {high}" if low == -inf else f"at least {low}" if high == inf else f"{low} to {high}"
 
 
-def _column(facts: Sequence[Facts], name: str) -> NDArray:  # [cases, values of each]: names, or numbers and NaN behind them
-    values = [one[name] for one in facts]
-    if any(isinstance(x, str) for x in values[0]):
-        return np.array(values, object)
-    column = np.full((len(values), max(1, *map(len, values))), np.nan)
-    for row, some in zip(column, values, strict=True):
-        row[: len(some)] = some
-    return column
+def atoms_of(failing: Calls, passing: Calls) -> list[Atom]:
+    """Statements that hold of a call of each failing sequence, of the kinds that may not hold of a call that is right."""
+    atoms = [atom for name in FACTS for atom in _about(name, failing, passing.column(name))]
+    fits = np.all(failing.any(failing.table(atoms)), axis=1)
+    return [atom for atom, fit in zip(atoms, fits, strict=True) if fit]
 
 
-def table(facts: Sequence[Facts], atoms: Sequence[Atom]) -> NDArray[np.bool_]:
-    """Which statements hold of which cases: [atoms, cases]."""
-    columns = {name: _column(facts, name) for name in {atom.fact for atom in atoms}}
-    return np.array([atom.among(columns[atom.fact]) for atom in atoms], bool).reshape(len(atoms), len(facts))
-
-
-def atoms_of(failing: Sequence[Facts], passing: Sequence[Facts]) -> list[Atom]:
-    """Statements that all failing cases meet, of the kinds that some passing case may not meet."""
-    return [atom for name in failing[0] for atom in _about(name, _column(failing, name), _column(passing, name))]
-
-
-def _about(fact: str, bad: NDArray, good: NDArray) -> Iterator[Atom]:
-    if bad.dtype == object or FACTS[fact][2]:
-        names, others = ([x if bad.dtype == object else bool(x) for x in dict.fromkeys(some.ravel())] for some in (bad, good))
-        if len(names) == 1:
-            yield Atom(fact, names[0], names[0])
-        yield from (Atom(fact, x, x, no=True) for x in others if x not in names)
+def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
+    bad = failing.column(fact)
+    if FACTS[fact][2]:
+        yield from (Atom(fact, x, x) for x in (False, True))
+        return
+    if bad.dtype == object:
+        names = dict.fromkeys(bad)
+        yield from (Atom(fact, x, x) for x in names if len(names) == 1 or fact in CALLS)
+        yield from (Atom(fact, x, x, no=True) for x in dict.fromkeys(good) if x not in names)
         return
     values, tried = _numbers(bad), _numbers(good)
-    if fact != "highest":  # which has so many values that one is nearly always an exception
+    if fact not in (*_ENDS, "rows"):
         yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
-    if np.isnan(bad).all(axis=1).any():
-        return
-    if fact != "highest":
-        yield from (Atom(fact, x, x) for x in values if (bad == x).any(axis=1).all())
-    low, high = np.nanmax(bad, axis=1).min(), np.nanmin(bad, axis=1).max()
-    if below := [x for x in tried if x < low]:
-        yield Atom(fact, low=_number(low), gap=max(below))
-    if above := [x for x in tried if x > high]:
-        yield Atom(fact, high=_number(high), gap=min(above))
-    if fact == "highest":
-        return
-    if not (np.mod(values, 1) == 0).all():
-        return
-    powers = np.isin(bad, _POWERS)
-    yield from [Atom(fact, power=True)] * bool(powers.any(axis=1).all()) + [Atom(fact, power=True, no=True)] * (not powers.any())
-    for step in _STEPS:
-        left = bad % step
-        odd = left > 0
-        if not odd.any():
-            yield Atom(fact, step=step, no=True)
-        elif odd.any(axis=1).all():
-            yield Atom(fact, step=step)
-            yield from [Atom(fact, step=step, rest=1)] * bool(step >= 4 and (left == 1).any(axis=1).all())
-            if fact in _SETS and (least := np.where(odd, bad, 0).max(axis=1).min()) > step:
-                yield Atom(fact, low=_number(least), step=step)
-        if fact in _SETS and odd.any() and (left == 0).any(axis=1).all():
-            yield Atom(fact, step=step, rest=0)
-    if fact in _SETS:
-        ends = {_number(np.where(bad >= x, bad, inf).min(axis=1).max()): x for x in values[:_MOST] if x <= low}
-        yield from (Atom(fact, x, end) for end, x in ends.items() if x < end < values[-1])
-        yield Atom(fact, low=values[-1] + 1, no=True)
+        yield from (Atom(fact, x, x) for x in values)
+    if fact != "rows" and not np.isnan(bad).any():
+        low, high = np.maximum.reduceat(bad, failing.begins).min(), np.minimum.reduceat(bad, failing.begins).max()
+        for x in [x for x in values if x <= low][-_BOUNDS:]:
+            if below := [y for y in tried if y < x]:
+                yield Atom(fact, low=x, gap=max(below))
+        for x in [x for x in values if x >= high][:_BOUNDS]:
+            if above := [y for y in tried if y > x]:
+                yield Atom(fact, high=x, gap=min(above))
+    if fact not in _ENDS and all(isinstance(x, int) for x in values):
+        yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
+        yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in ((None, 0, 1) if step >= 4 else (None, 0)))
 
 
 def _numbers(column: NDArray) -> list[Any]:
-    return [_number(x) for x in np.unique(column[~np.isnan(column)])]
-
-
-def _number(x: Any) -> Any:
-    return int(x) if x == int(x) else float(x)
+    return [int(x) if x == int(x) else float(x) for x in np.unique(column[~np.isnan(column)])]
 
 
 def in_words(case: Case) -> str:
@@ -337,8 +368,6 @@ def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequen
         parts.append("in sequences behind the first")
     if len(set(firsts)) == 1 and firsts[0] > 0:
         parts.append(f"at positions from {firsts[0]} on")
-    elif all(c.chunk and f == c.prefix + c.chunk for c, f in zip(cases, firsts, strict=True)):
-        parts.append("from the second chunk on")
     elif all({p for _, p in places} == {c.length - 1} for places, c in zip(bad, cases, strict=True)) and min(c.length for c in cases) > 1:
         parts.append("at the last position alone")
     return ", ".join(parts)

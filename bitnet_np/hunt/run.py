@@ -23,7 +23,7 @@ from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, toke
 from .contrast import Condition, Contrast, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_words, positions_in_words
+from .facts import in_statements, in_words, positions_in_words
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -54,6 +54,7 @@ class Finding:
     stands: bool  # whether random runs confirmed the condition
     failing: int  # runs that met the condition, and failed
     passing: int  # runs that did not meet it, and passed
+    spared: int = 0  # runs that met it, and passed nevertheless
     positions: str = ""  # where it is wrong, in words
     report: Report | None = None
     place: Place | None = None  # where probes of an engine that gives logits alone found the fault
@@ -69,15 +70,13 @@ class Finding:
         """The condition in words."""
         if self.condition is None:
             return f"no condition of three statements fits all runs; {self.failing} failed"
-        counts = f"{self.failing} of {self.failing} runs; right otherwise: {self.passing} of {self.passing}"
+        counts = f"{self.failing} of {self.failing + self.spared} runs; right otherwise: {self.passing} of {self.passing}"
         if self.failing < 3 and not self.stands:  # nearly any statement fits
             return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
-        return (
-            f"{self.what} where {' and '.join(map(str, self.condition))}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
-        )
+        return f"{self.what} where {in_statements(self.condition)}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """The finding, for JSON."""
@@ -89,6 +88,7 @@ class Finding:
             "stands": self.stands,
             "failing": self.failing,
             "passing": self.passing,
+            "spared": self.spared,
             "positions": self.positions,
             "smallest": vars(self.case),
             "words": in_words(self.case),
@@ -351,8 +351,8 @@ class _Hunting:
         """Make a finding of a case that failed, unless one explains it, or does with a wider condition. False where one does as it is."""
         group, findings, engine = self.runner.outcomes[case].group, self.result.findings, self.runner.engine
         known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
-        for n, condition in known.items():
-            if meets(condition, case):
+        for n, condition in known.items():  # in a prefix a failure may show in some models alone
+            if meets(tuple(atom for atom in condition if atom.fact != "own") or condition, case):
                 findings[n] = replace(findings[n], failing=findings[n].failing + 1)
                 return False
         if group == "hang" and isinstance(engine, Command | Server):
@@ -386,7 +386,7 @@ class _Pursuit:
         with suppress(TimeoutError):
             if not wider:
                 smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
-            contrast = self.contrast()
+            contrast = self.contrast(spare=0 if wider else 2)
             while not (contrast.stands or self.hunt.over or (wider and contrast.split)) and (cases := contrast.propose(runner.workers)):
                 for c, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
@@ -399,7 +399,9 @@ class _Pursuit:
         told = {atom.fact for atom in condition or ()}
         where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
         outcome = runner.outcomes[self.smallest]
-        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), len(contrast.passing), where)
+        spared = sum(meets(condition, c) for c in contrast.passing) if condition else 0
+        passing = len(contrast.passing) - spared
+        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), passing, spared, where)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
         return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
@@ -423,13 +425,16 @@ class _Pursuit:
             raise TimeoutError
         return [self.is_same(*pair) for pair in zip(cases, self.run(cases), strict=True)]
 
-    def contrast(self) -> Contrast:
+    def contrast(self, spare: int = 0) -> Contrast:
         """This failure's cases beside all that pass."""
         outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
         failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
         passing = [c for c, o in outcomes.items() if o.kind == "ok"]
-        rows = lambda c: {b for b, _ in self.bad(c)}  # noqa: E731
-        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng)
+
+        def rows(case: Case) -> dict[int, int]:
+            return dict(sorted(self.bad(case), reverse=True))  # the first one of each
+
+        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng, spare)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:

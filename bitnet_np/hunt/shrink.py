@@ -33,11 +33,12 @@ def smallest(case: Case, plain: Case, fails: Fails, keep: Callable[[Case], None]
 
     if hint is not None and plain.length <= hint < case.length:
         case = first([changed(case, "length", hint)]) or case
-    case = _plainer(case, plain, first)
-    for name in NUMBERS:
-        case = _lower(case, name, max(getattr(plain, name), 0), first, width)
-    case = _plainer(case, plain, first)
-    return _lower(case, "length", 0, first, width) if case.length <= plain.length else case
+    before = None
+    while case != before:  # a field may be plainer once another one is: what was tried costs nothing
+        before, case = case, _plainer(case, plain, first)
+        for name in NUMBERS:
+            case = _lower(case, name, getattr(plain, name), first, width)
+    return _lower(case, "length", 0, first, width) if case.length <= 2 * plain.length else case
 
 
 First = Callable[[Sequence[Case]], Case | None]

@@ -50,6 +50,9 @@ NUMBERS = {
 }
 """The defaults of fields of Config that few families have."""
 
+WINDOW = 20
+"""Keys that layers with a window see, in models of families that always have such layers."""
+
 EXPERTS = {"experts": 5, "experts_used": 2}
 """The same of families whose layers always have experts."""
 
@@ -112,7 +115,7 @@ def _config(family: str, shape: dict[str, Any]) -> Config:
         n_layers = shape.get("n_layers", SHAPE["n_layers"])
         layers = windowed_layers(family, n_layers)
         layers = layers[:-1] if len(layers) == n_layers > 1 else layers  # so that there are layers with and without the window
-        fields |= window_fields(20, layers, n_layers)
+        fields |= window_fields(WINDOW, layers, n_layers)
     if traits.local_rope_base is not None:
         fields["local_rope_base"] = 100.0
     config = Config(family, **{**fields, **shape})

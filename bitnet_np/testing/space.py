@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ..base.tensor_types import ALL_BLOCK_TYPES
 from ..base.tensor_types import I2_S as _I2_S
-from ..model.families import ARCHITECTURES, FAMILIES
+from ..model.families import ARCHITECTURES, FAMILIES, Family
 from ..model.records import Blocks, Layer, Linear, LongRope, Model, Ternary, Weights, frozen
 from ..model.rope import rope_fields
-from .models import Generator, random_model
+from .models import WINDOW, Generator, random_model
 
 _BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES}
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -116,10 +116,15 @@ def _fitted_sizes(case: Case) -> dict[str, Any]:
     return {"weights": weights, "width": width, "ffn": ffn, "group": group, "head_dim": head_dim, "rope_width": rope_width}
 
 
+def _always_windowed(traits: Family) -> bool:
+    """Whether all models of a family have layers with a window."""
+    return "window" in traits.required or traits.local_rope_base is not None
+
+
 def _fitted_traits(case: Case) -> dict[str, Any]:
     """What the family has."""
     traits = FAMILIES[case.family]
-    window = case.window if traits.windows and "window" not in traits.required else 0
+    window = case.window or WINDOW * _always_windowed(traits) if traits.windows else 0
     experts = case.experts if "experts" in traits.numbers else 0
     if "experts" in traits.required:
         experts = case.experts or 4
@@ -185,10 +190,9 @@ def model_of(case: Case, like: Model | None = None, rng: Generator | None = None
     if "shared_ffn" in traits.required:
         shape["shared_ffn"] = case.ffn
     if case.window:
-        shape |= {
-            "window": case.window,
-            "window_layers": tuple(range(case.layers - 1)) if case.layers > 1 and traits.window_period else None,
-        }
+        shape["window"] = case.window
+        if not _always_windowed(traits):
+            shape["window_layers"] = tuple(range(case.layers - 1)) if case.layers > 1 and traits.window_period else None
     if case.rope_width:
         shape["rope_width"] = case.rope_width
     if case.experts:
@@ -244,9 +248,13 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
+    always = _always_windowed(FAMILIES[c.architecture])
+    drawn["window"] = tuple(dict.fromkeys([*[c.window or WINDOW if always else 0], *[c.window] * bool(c.window), *EDGES["window"][1:]]))
     drawn["experts"] = tuple(dict.fromkeys([*EDGES["experts"][1:2], c.experts, *EDGES["experts"][2:]])) if c.experts else (0,)
     drawn["experts_used"] = tuple(dict.fromkeys([Case.experts_used, c.experts_used or Case.experts_used, *EDGES["experts_used"]]))
-    return fitted(replace(Case(), **fixed, experts=drawn["experts"][0], rope_base=c.rope_base, eps=c.eps)), drawn
+    return fitted(
+        replace(Case(), **fixed, **{name: drawn[name][0] for name in ("experts", "window")}, rope_base=c.rope_base, eps=c.eps)
+    ), drawn
 
 
 def type_name(weights: Weights) -> str:

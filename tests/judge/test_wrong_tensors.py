@@ -357,6 +357,12 @@ def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
     assert elements.one_number(alone) == "one number alone is wrong: position 3, element 5"
 
 
+def test_of_one_position_alone_nothing_is_said_about_others():
+    """All of it is wrong, and none is left that is right."""
+    x = RNG.standard_normal((1, 96))
+    assert elements.few_places(Wrong(next(operations(LLAMA, EXACT)), [], x, x + 1, x < np.inf, 1e-7, {})) is None
+
+
 # --- what nothing explains ------------------------------------------------------------------------------------------------------------
 
 

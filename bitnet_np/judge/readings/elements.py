@@ -42,7 +42,7 @@ def few_places(wrong: Wrong) -> str | None:
     rows, columns, (length, width) = wrong.wrong_rows, wrong.wrong_columns, wrong.places.shape
     marked, few_columns = np.zeros(wrong.places.shape, bool), columns.size <= FEW < width
     marked[(slice(None), columns) if few_columns else rows] = True
-    if (not few_columns and rows.size > max(1, length // 4)) or not wrong.is_right_outside(marked):
+    if (not few_columns and rows.size > min(max(1, length // 4), length - 1)) or not wrong.is_right_outside(marked):
         return None
     if few_columns:
         return f"only {runs('element', columns)} of each position: the rest of the tensor is right"
