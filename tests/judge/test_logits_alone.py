@@ -110,16 +110,17 @@ FAR = {
     "bfloat16": {"kv_heads": 2, "group": 4, "head_dim": 16, "vocab": 100, "length": 200, "seed": 8},
     "float16": {"kv_heads": 3, "head_dim": 256, "eps": 0.001, "length": 200, "tokens": "last", "seed": 232},
 }
-"""By the type of an engine, a model: one position of its second sequence is six times as far off as all are on average."""
+"""By the type of an engine, a model: its errors at the positions of the second sequence are unlike."""
 
 
 @pytest.mark.parametrize("kind", FAR)
 def test_a_position_may_be_as_far_off_as_one_of_many_is(kind):
     case = replace(EQUAL, **{"tied": True, "tokens": "inner", "batch": 2} | FAR[kind])
     model, (_, ids) = model_of(case, LIKE), tokens_of(case)
-    theirs = Engine(model, ids, **KINDS[kind]).run()[LOGITS]
-    away = position_nmse(forward_full(model, ids[None])[0], theirs)
-    assert away.max() > 5.5 * away.mean()
+    ours, theirs = forward_full(model, ids[None])[0], Engine(model, ids, **KINDS[kind]).run()[LOGITS]
+    away = position_nmse(ours, theirs)
+    far = away.argmax()  # as far as the engine's own sums, which differ between processors, now and then are
+    theirs[far] = ours[far] + (theirs[far] - ours[far]) * np.sqrt(8 * away.mean() / away[far])
     assert check(model, ids, theirs, budget=0).verdict <= NARROW
     theirs[150] += 0.2 * theirs.std() * np.random.default_rng(0).standard_normal(theirs.shape[1]).astype(np.float32)
     assert check(model, ids, theirs, budget=0).verdict is WRONG
