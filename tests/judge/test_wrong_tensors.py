@@ -5,7 +5,7 @@ No function of the judge makes these numbers, so a text is what it says. test_pl
 
 import numpy as np
 import pytest
-from dumps import MODEL, TOKENS, family_dump, recorded, trace, with_tensor
+from dumps import MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wrong_tensors import (
@@ -30,7 +30,7 @@ from wrong_tensors import (
     turned,
 )
 
-from bitnet_np import BITNET_CPP, EXACT, spec
+from bitnet_np import BITNET_CPP, EXACT, check, spec
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.functions import pairs
@@ -575,3 +575,19 @@ def test_products_of_other_experts_and_of_other_tokens_are_named(slots, says):
 def test_two_numbers_are_written_with_digits_that_differ():
     assert instead(-0.26891234, -0.26894142, 4) == "-0.26891 instead of -0.26894"
     assert instead(1.5, 2.0) == "1.5 instead of 2"
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_values_that_are_right_within_a_thousandth_are_not_said_to_be_others(seed, size):
+    """Where first tokens are equal, the values that explain attention's numbers differ from the right ones by roundings alone."""
+    model = random_model(seed, family="qwen3", weights="float32", n_layers=1, width=64, heads=1, kv_heads=1, head_dim=32, ffn=64, vocab=64)
+    ids = np.array([5, 5, 5, 5, 9, 2, 7, 1, 3])
+    points = dict(recorded(model, ids))
+    q, k, v = (points[Key(name, 0)].reshape(len(ids), -1).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+    weights = softmax(q @ k.T / np.sqrt(32), np.tri(len(ids)) > 0)
+    v[:3] += size * np.abs(v).max() * np.random.default_rng(seed).standard_normal(v[:3].shape)
+    points[Key("kqv_out", 0)] = (weights @ v).astype(np.float32)
+    report = check(model, ids, only(points, "kqv_out", "Qcur_rope", "Kcur_rope", "Vcur"), strict=True)
+    assert report.first_wrong.key == Key("kqv_out", 0)
+    assert "are others" not in report.reason

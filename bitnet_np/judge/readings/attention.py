@@ -130,7 +130,7 @@ def wrong_values(wrong: Wrong) -> str | None:
     text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     if text is None:
         text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
-    if text is None and 4 * off.size <= t and 2 * off.size <= wrong.wrong_rows.size:  # any row is right with some value of its own
+    if text is None and 0 < 4 * off.size <= t and 2 * off.size <= wrong.wrong_rows.size:  # any row is right with some value of its own
         text = f"those of {runs('position', off)} are others"
     text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     return text and f"values: {text}; weights are right"
