@@ -591,3 +591,14 @@ def test_values_that_are_right_within_a_thousandth_are_not_said_to_be_others(see
     report = check(model, ids, only(points, "kqv_out", "Qcur_rope", "Kcur_rope", "Vcur"), strict=True)
     assert report.first_wrong.key == Key("kqv_out", 0)
     assert "are others" not in report.reason
+
+
+def test_a_rotation_by_position_0_is_no_buffer_that_was_written_to_again():
+    """It leaves the numbers of queries as they are, so both tensors are equal in a prompt of one token."""
+    model = random_model(0, family="qwen2", weights="float32", n_layers=1, width=64, heads=2, kv_heads=2, head_dim=32, ffn=64, vocab=64)
+    ids = np.array([5])
+    points = dict(recorded(model, ids))
+    points[Key("Qcur", 0)] = points[Key("Qcur", 0)] + model.layers[0].attn_q.bias
+    points[Key("Qcur_rope", 0)] = points[Key("Qcur", 0)].reshape(points[Key("Qcur_rope", 0)].shape)
+    report = check(model, ids, only(points, "attn_norm", "Qcur", "Qcur_rope"))
+    assert report.reason.startswith("WRONG at layer 0 Qcur: the bias is applied twice")

@@ -1,6 +1,6 @@
 """Right numbers in other places: rows and columns of a tensor, rows of tables and matrices of the model, products of experts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,13 +116,17 @@ def added_rows(wrong: Wrong) -> str | None:
     return None
 
 
-def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
-    """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
+def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key], follows: Callable[[Key], bool]) -> str | None:
+    """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped.
+
+    follows: whether a later one is what its operation makes of these numbers, as a rotation by position 0 leaves them.
+    """
     numbers = raw[key]
     for other in order[order.index(key) + 1 :]:
         if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
             theirs = raw[other]
-            if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
+            is_same = np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel())
+            if is_same and not follows(other):
                 return f"it has the numbers of {other.place}: its buffer was written to again before it was dumped"
     return None
 
