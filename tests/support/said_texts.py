@@ -49,7 +49,7 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
         if text in FUNCTIONS or any(part.partition(": ")[0] in KINDS for part in text.split(" + ")):
             continue  # a kind of step, or the name of an edit, which a table gives another text
         parts = re.split(r"\{[^}]*\}", text)
-        if any(" " in part.strip() for part in parts):
+        if any(" " in part.strip() and re.search(r"\w", part) for part in parts):
             yield node.lineno, parts
 
 
