@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Calls, Facts, atoms_of, facts_of
+from .facts import Atom, Calls, atoms_of, facts_of
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -42,7 +42,7 @@ def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[flo
     if not passing.facts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    search = _Search(failing, failing.table(atoms), ~_largest(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
+    search = _Search(failing, failing.table(atoms), ~_distinct(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
     for size, cheap in enumerate(_CHEAP, 1):
         search.steps = 0
         search.more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (search.out, search.holds)))
@@ -95,7 +95,7 @@ class _Search:
         return np.all(self.failing.any(met), axis=-1)
 
 
-def _largest(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
+def _distinct(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
     """The calls without those that meet the same statements as another."""
     packed = np.unique(np.packbits(holds, axis=0), axis=1)
     return np.unpackbits(packed, axis=0, count=len(holds)).astype(bool)
@@ -106,16 +106,12 @@ def meets(condition: Condition, case: Case) -> bool:
     return bool(Pool([case]).meets(condition)[0])
 
 
-def every_row(case: Case) -> list[Facts]:
-    return [facts_of(case, row) for row in range(case.batch)]
-
-
 class Pool:
     """Cases that may be run, and the calls of their sequences."""
 
     def __init__(self, cases: Iterable[Case]) -> None:
         self.cases = list(dict.fromkeys(cases))
-        rows = [every_row(case) for case in self.cases]
+        rows = [[facts_of(case, row) for row in range(case.batch)] for case in self.cases]
         self.calls = Calls([facts for some in rows for facts in some])
         self.begins = self.calls.begins[np.cumsum([0, *map(len, rows)])[:-1]] if rows else np.zeros(0, int)
 
@@ -123,7 +119,7 @@ class Pool:
         return np.logical_or.reduceat(holds, self.begins) if self.cases else holds
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
-        return self.any(np.all(self.calls.table(condition), axis=0))
+        return self.any(self.calls.meet(condition))
 
 
 def distance(a: Case, b: Case) -> int:
@@ -185,7 +181,7 @@ class Contrast:
 
     def others(self, atom: Atom, calls: Calls) -> NDArray[np.bool_]:
         """Which calls meet all of the condition but, maybe, this statement."""
-        return np.all(calls.table([other for other in self.condition or () if other != atom]), axis=0)
+        return calls.meet([other for other in self.condition or () if other != atom])
 
     def hides(self, case: Case) -> bool:
         """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
@@ -296,7 +292,7 @@ class Contrast:
     def unseen(self, pool: Pool) -> NDArray[np.bool_]:  # [cases]
         """Which cases meet the condition by a number that no failing run had."""
         new = np.zeros(len(pool.cases), bool)
-        met = np.all(pool.calls.table(self.condition or ()), axis=0)
+        met = pool.calls.meet(self.condition or ())
         for atom in self.condition or ():
             new |= pool.any(met & ~np.isin(pool.calls.column(atom.fact), self.bad.column(atom.fact)))
         return new

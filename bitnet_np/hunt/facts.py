@@ -185,6 +185,10 @@ class Calls:
         """Which statements hold of which calls."""
         return np.array([atom.among(self.column(atom.fact)) for atom in atoms], bool).reshape(len(atoms), sum(self.counts))
 
+    def meet(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [N]
+        """Which calls all statements hold of."""
+        return np.all(self.table(atoms), axis=0)
+
     def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [..., N] -> [..., sequences]
         """Whether something holds of a call of each sequence."""
         return np.logical_or.reduceat(holds, self.begins, axis=-1) if self.facts else holds

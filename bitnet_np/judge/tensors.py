@@ -161,12 +161,13 @@ class TensorJudge:
             details.numbers(site.key, expected.value, theirs, lambda rows: bound_of(expected, expected.value.shape, rows)[0])
         return statistics(site.key, verdict, reason, (site.key,), ratio, expected.value, theirs), expected, inputs
 
-    def follows(self, key: Key, site: Operation) -> bool:
-        """Whether an operation reads a tensor of the dump, and is right on it."""
+    def follows(self, key: Key, other: Key) -> bool:
+        """Whether the operation of another tensor reads this one of the dump, and is right on it."""
+        site = self.sites[other]
         if key not in site.inputs or not all(x in self.theirs for x in site.inputs):
             return False
         expected = site.expected(self.types.storage(site), *(self.theirs[x] for x in site.inputs))
-        return within(expected, self.theirs[site.key])[0] != Verdict.WRONG
+        return within(expected, self.theirs[other])[0] != Verdict.WRONG
 
     def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> Residual:
         """The error of an operation as noise."""
@@ -526,7 +527,7 @@ class TensorCase(Case):
             return None
         later, key, judge = None, self.wrong.key, self.judge
         if not self.wrong.is_nearly_right:
-            later = overwritten(key, judge.dump.tensors, list(judge.sites), lambda other: judge.follows(key, judge.sites[other]))
+            later = overwritten(key, judge.dump.tensors, list(judge.sites), partial(judge.follows, key))
         return facts_of(self.wrong) if later is None else Hypothesis(later, "read.overwritten")
 
     def readings(self) -> Hypothesis | None:

@@ -46,9 +46,14 @@ def instruction_path() -> str:
     return "generic"
 
 
+def is_amd() -> bool:
+    """Whether the processor is AMD's: no other has SSE4a."""
+    return "sse4a" in cpu_features()
+
+
 def is_zen_5() -> bool:
-    """Whether the processor is AMD's Zen 5 or later. Only AMD's processors have SSE4a, and Zen 4 lacks AVX-VNNI."""
-    return {"sse4a", "avxvnni", "avx512vnni"} <= cpu_features()
+    """Whether the processor is AMD's Zen 5 or later: Zen 4 lacks AVX-VNNI."""
+    return is_amd() and {"avxvnni", "avx512vnni"} <= cpu_features()
 
 
 _DOT_PRODUCTS = "dotprod"  # LLVM's name of the optional extension of ARMv8

@@ -13,8 +13,8 @@ from .fast.emit import LANES, STEP, has_fma
 from .fast.simd import address_of, load_tile, prefetch, store_tile, tile_i32
 from .fast.ternary_steps import MODERATE, add_planes, open_planes, store_scaled, store_scaled_by_reciprocal, ternary_step, unpack_codes
 from .launching import inlined, parallel, rule, serial, shared
-from .processor import instruction_path, is_zen_5
-from .tiles import IS_AMD, STREAM, STREAMS, TOKENS, WIDE
+from .processor import instruction_path, is_amd, is_zen_5
+from .tiles import STREAM, STREAMS, TOKENS, WIDE
 from .workspace import aligned
 
 _LEAST_DIVISOR, _MOST_DIVISOR = MODERATE if has_fma() else (np.inf, -np.inf)  # none
@@ -25,7 +25,7 @@ _BESIDE = STREAMS if WIDE else 1  # streams that take turns together, of one tok
 _BESIDE_TWO = -(-_BESIDE // 2)  # of two tokens
 
 _NEVER = 1 << 31  # more tokens than there are
-_LEAST_VNNI = 16 if not IS_AMD else 24 if is_zen_5() else _NEVER
+_LEAST_VNNI = 16 if not is_amd() else 24 if is_zen_5() else _NEVER
 LEAST = {"avx512-vnni": _LEAST_VNNI, "avx512": 5}.get(instruction_path(), 3)
 """From this many tokens on, codes are unpacked once for all of them. For fewer, but at least three, AVX-512 unpacks once for every four.
 Zen 4 unpacks in parallel with its byte dot products. On Intel's processors, unpacking takes the place of dot products, and on Zen 5, which

@@ -3,9 +3,7 @@
 from .fast.emit import LANES, is_wide
 from .fast.simd import dot_step, dot_tail, prefetch
 from .launching import inlined
-from .processor import cpu_features
-
-IS_AMD = "sse4a" in cpu_features()  # no other processor has these instructions
+from .processor import is_amd
 
 # As many accumulators as the registers hold together with the operands: 16 of AVX-512's 32 registers, 8 of fewer and narrower ones.
 WIDE = is_wide()
@@ -16,10 +14,10 @@ SPAN = VALUE_COLUMNS * LANES
 ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache during that time
 DEPTH = 1024  # columns of a strip of weights, whole blocks of each type: a few rows of it stay in the first cache
 PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches during that time
-STREAMS = 1 if WIDE and IS_AMD else 4
+STREAMS = 1 if WIDE and is_amd() else 4
 """Parts of a matrix that a token reads at once, far from each other. One core reads 11 to 14 GB/s from one stream and 17 to 20 from four on
-Zen 3, and 13 to 14 and 19 to 20 on an Emerald Rapids Xeon; one stream gives 28 of 30 on Zen 4, and 38 of 42 on
-Zen 5, where four of packed weights decode 12 % slower."""
+Zen 3, and 13 to 14 and 19 to 20 on an Emerald Rapids Xeon; one stream gives 28 of 30 on Zen 4, and 38 of 42 on Zen 5,
+where four streams of packed weights decode 12 % slower."""
 STREAM = 1 << 13 if STREAMS == 1 else 1 << 11 if WIDE else 1 << 10
 """Bytes by which prefetches of a stream run ahead: the processor's own end with each page of 4 KB."""
 
