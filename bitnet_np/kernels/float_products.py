@@ -10,7 +10,7 @@ from numba.extending import overload
 
 from .fast.block_floats import unpack_block
 from .fast.emit import LANES
-from .fast.simd import address_of, dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
+from .fast.simd import address_of, dot_step, load_tile, pointer_to, prefetch_line, store_products, store_sums, store_tile, tile_f32, widen
 from .launching import Floats, launch, parallel, rule, serial, shared
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
@@ -104,7 +104,7 @@ def _multiply(strip, column, rows, begin, width, x, token, tokens, sums, out, ah
     lines, tiles = -(-size // _LINE), -(-tokens // TOKENS)
     per_tile = -(-lines // tiles)
     n, count, totals = out.shape[0], columns_of(begin, width), np.empty(-(-MANY_ROWS * TOKENS // LANES) * LANES, np.float32)
-    ws, xs, data = pointer_to(strip), pointer_to(x), address_of(sums)
+    ws, xs, data, results = pointer_to(strip), pointer_to(x), address_of(sums), pointer_to(out)
     for t in range(0, tokens, TOKENS):
         present, place = min(TOKENS, tokens - t), t * MANY_ROWS * LANES
         tile = tile_f32(MANY_ROWS, TOKENS)
@@ -118,6 +118,8 @@ def _multiply(strip, column, rows, begin, width, x, token, tokens, sums, out, ah
             tile = dot_step(tile, ws, i, STRIDE, rows, xs, first + i, count + LANES, present, LANES)
         if begin + count < width:
             store_tile(tile, sums, place, TOKENS * LANES)
+        elif rows == MANY_ROWS and present == TOKENS:
+            store_products(tile, np.float32(1), results, (token + t) * out.shape[1] + column, out.shape[1])
         else:
             store_sums(tile, totals)
             for j in range(present):

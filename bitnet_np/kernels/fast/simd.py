@@ -215,7 +215,8 @@ def store_products(b, tile, factor, out, start, stride):
     products = [b.fmul(b.fadd(sums, 0.0), factor) for sums in _over_lanes(b, by_column, total)]
     for column in range(tile.columns):
         lanes = [column * tile.rows + row for row in range(tile.rows)]
-        part = b.shuffled(products[lanes[0] // LANES], [lane % LANES for lane in lanes])
+        register = lanes[0] // LANES  # which the next one follows, if lanes go on in it
+        part = b.shuffled(products[register], [lane - register * LANES for lane in lanes], products[lanes[-1] // LANES])
         b.store(part, out.at(b.place(start, stride, column)), align=4)
 
 
