@@ -51,7 +51,7 @@ class Verdict(IntEnum):
 _MEANINGS = {
     Verdict.SAME_BITS: "same bits",
     Verdict.ROUNDING: "differs only by float32 rounding: sums in another order",
-    Verdict.FLIPS: "differs no more than flipped int8 codes or float16 rounding explain",
+    Verdict.FLIPS: "all differences are within what flipped int8 codes or float16 rounding can cause",
     Verdict.NARROW: "correct, apart from undeclared narrow-type rounding",
     Verdict.WRONG: "differs by more than rounding explains",
     Verdict.INVALID: "cannot be compared",

@@ -105,8 +105,8 @@ def _done(node: Node) -> str:
 _OPPOSITE = {
     "sum": ("difference", "{} subtracted"),
     "difference": ("sum", "{} added instead of subtracted"),
-    "product": ("quotient", "{} divided by instead of multiplied"),
-    "quotient": ("product", "{} multiplied instead of divided by"),
+    "product": ("quotient", "{} used as a divisor instead of a factor"),
+    "quotient": ("product", "{} used as a factor instead of a divisor"),
 }
 
 
