@@ -17,7 +17,7 @@ from ..model.records import MATRICES, Blocks, Model, Ternary
 from ..traces.points import FIELDS, Key
 from .law.expected import type_of
 from .law.formats import half_steps, rounded
-from .law.graph import LOGITS
+from .law.graph import LOGITS, attended
 from .law.precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
 from .law.products import linear_of, reads_codes, row_blocks
 from .law.roundings import to_digits, to_eleven_bits
@@ -73,8 +73,7 @@ def dialects(base: Variant) -> Iterator[Variant]:
 
 def in_precision(base: Variant, precision: Precision) -> Variant:
     """Our engine in a precision: recorded tensors, the KV cache and the head in its types, products and attention about as wrong."""
-    c, layer = base.model.config, base.model.layers[0]
-    plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
+    c = base.model.config
     in_float16 = precision.kv == precision.probs == "float16"  # a dialect rounds both, with the queries, as they are rounded
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
@@ -93,7 +92,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
             x = _on_steps(x, precision.exp)
         if precision.act != "float32" and x.dtype == np.float32:
             x = _to_type(x, precision.act)
-        if precision.kv != "float32" and not in_float16 and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
+        if precision.kv != "float32" and not in_float16 and n is not None and name in (attended(base.model, "Kcur", n).name, "Vcur"):
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)
         return x
 

@@ -13,8 +13,9 @@ from bitnet_np import check, spec
 from bitnet_np.engine.dialects import DIALECTS, EXACT
 from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.edits.edited import edits_of
+from bitnet_np.judge.edits.kinds import KINDS
 from bitnet_np.judge.law import products
-from bitnet_np.judge.law.expression import value_of
+from bitnet_np.judge.law.expression import tensors, value_of
 from bitnet_np.judge.law.formats import NARROW
 from bitnet_np.judge.law.functions import pairs
 from bitnet_np.judge.law.graph import TOKENS, operations
@@ -343,3 +344,16 @@ def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile
         return out.reshape(T, -1)
 
     assert planted(model, name, run_over) == f"sums run {tile} inputs over the end of rows, into the next ones"
+
+
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "smollm3", "qwen3", "gemma3", "qwen3moe"])
+def test_edits_read_tensors_that_the_model_has(family):
+    """Also where layers differ: not every layer rotates its queries and keys, or has a window."""
+    model = random_model(3, **SMALL | {"n_layers": 3}, family=family, window=5, window_layers=(0,))
+    model = replace(model, config=replace(model.config, rope_layers=(0, 2))) if model.config.rope != "none" else model
+    sites = [replace(o, length=T) for o in operations(model, EXACT)]
+    keys = {TOKENS, *(site.key for site in sites)}
+    for site in sites:
+        for edit in (edit for kind in KINDS for edit in edits_of(site, kind)):
+            tree = edit.tree(edit.grid[0]) if edit.grid else edit.tree
+            assert {leaf.what for leaf in tensors(tree)} <= keys, (site.key, edit.words)

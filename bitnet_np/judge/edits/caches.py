@@ -13,7 +13,7 @@ from ...traces.points import Key
 from ..law.definition import score_scale
 from ..law.expression import Array, Node, changed, mapped, replaced, tensor, tensors, values_of, with_nodes
 from ..law.formats import NARROW
-from ..law.graph import Operation
+from ..law.graph import Operation, attended
 from ..law.roundings import to_float16
 
 Edits = Iterator[tuple]
@@ -31,7 +31,7 @@ def cached(place: Operation, tree: Node) -> Edits:
     for what, some in (("keys and values", (k, v)), ("keys", (k,)), ("values", (v,))):
         for n in range(len(place.model.layers)):
             if n != place.key.layer:
-                other = {leaf: tensor(Key(leaf.what.name, n)) for leaf in some}
+                other = {leaf: tensor(Key("Vcur", n) if leaf is v else attended(place.model, "Kcur", n)) for leaf in some}
                 yield f"{what} of layer {n} are read: the cache of another layer", with_nodes(tree, other)
     for border in place.borders if k.what.name.endswith("_rope") else ():
         for n in (n for n in _TURNS if abs(n) <= border):

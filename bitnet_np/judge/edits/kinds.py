@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...model.families import NORMS
-from ...model.records import Linear, Ternary, with_rope_of
+from ...model.records import Linear, Model, Ternary, with_rope_of
 from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
 from ..law.expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.formats import TYPES, format_of
 from ..law.formats import rounded as narrowed
-from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, layer_input, operations
+from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, before_rotation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
 
@@ -261,7 +261,7 @@ def exchanged(place: Operation, tree: Node) -> Edits:
         for words, split in _SPLITS.items():
             parts = {leaf: Node("opaque", both, leaf.noun, partial(split, i)) for i, leaf in enumerate(both)}
             yield f"gate and up are {words}", with_nodes(tree, parts)
-    raw = {node: tensor(Key(node.what.name.removesuffix("_rope"), node.what.layer)) for node in leaves if node.what.name in ROPE}
+    raw = {node: tensor(_unturned(place.model, node.what)) for node in leaves if node.what.name in ROPE}
     own = {node: node.what.name for node in leaves if node.what.name.startswith(("Qcur", "Kcur"))}
     if place.key.name == "kqv_out" and len(own) == 2 and not place.config.rotates(place.key.layer):  # type: ignore[arg-type]
         turned = {node: rotation(replace(place, key=Key(f"{name[0]}cur_rope", place.key.layer)), node) for node, name in own.items()}
@@ -269,6 +269,12 @@ def exchanged(place: Operation, tree: Node) -> Edits:
     if len(raw) == 2:
         yield "queries and keys are not rotated", with_nodes(tree, raw), "attention.unrotated"
         yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
+
+
+def _unturned(model: Model, key: Key) -> Key:
+    """The tensor of queries or keys before their rotation."""
+    assert key.layer is not None
+    return Key(before_rotation(model.layers[key.layer], key.name.removesuffix("_rope")), key.layer)
 
 
 _SWAPPED = {"kqv_out": "attention.keys_values_swapped", **dict.fromkeys(("ffn_out", "ffn_moe_swiglu"), "activation.swapped")}

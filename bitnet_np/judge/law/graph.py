@@ -88,6 +88,16 @@ def layer_input(model: Model, n: int) -> Key:
     return EMBEDDING if model.position_embd is None else POSITIONS
 
 
+def before_rotation(w: Layer, name: str) -> str:
+    """The tensor of a layer's queries (Qcur) or keys (Kcur) behind the norm of heads, where it has one."""
+    return name if getattr(w, f"attn_{name[0].lower()}_norm") is None else f"{name}_normed"
+
+
+def attended(model: Model, name: str, n: int) -> Key:
+    """The tensor of queries (Qcur) or keys (Kcur) that the attention of layer n reads."""
+    return Key(f"{name}_rope" if model.config.rotates(n) else before_rotation(model.layers[n], name), n)
+
+
 @dataclass(frozen=True)
 class _Layer:
     model: Model
@@ -127,17 +137,15 @@ class _Layer:
             yield self.one("attn_norm", (h,), partial(of.norm, gain=w.attn_norm, bias=w.attn_norm_bias))
             (source,) = self.at("attn_norm")
         yield from self.linears(source, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
-        q, k = "Qcur", "Kcur"
-        yield from self.rms_norm("Qcur_normed", q, w.attn_q_norm, of.norm_of_heads)
-        yield from self.rms_norm("Kcur_normed", k, w.attn_k_norm, of.norm_of_heads)
-        q, k = (name if gain is None else name + "_normed" for name, gain in ((q, w.attn_q_norm), (k, w.attn_k_norm)))
+        yield from self.rms_norm("Qcur_normed", "Qcur", w.attn_q_norm, of.norm_of_heads)
+        yield from self.rms_norm("Kcur_normed", "Kcur", w.attn_k_norm, of.norm_of_heads)
         if self.model.config.rotates(self.n):
-            for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
-                yield self.one(name, self.at(before), partial(of.rotation, start=self.start))
-            q, k = "Qcur_rope", "Kcur_rope"
-        yield self.one("kqv_out", self.at(q, k, "Vcur"), of.attention)
+            for name in ("Qcur", "Kcur"):
+                yield self.one(f"{name}_rope", self.at(before_rotation(w, name)), partial(of.rotation, start=self.start))
+        q, k = (attended(self.model, name, self.n) for name in ("Qcur", "Kcur"))
+        yield self.one("kqv_out", (q, k, *self.at("Vcur")), of.attention)
         if self.scores:
-            yield self.one("kq", self.at(q, k), of.visible_scores)
+            yield self.one("kq", (q, k), of.visible_scores)
             yield self.one("kq_soft_max", self.at("kq"), of.visible_weights)
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
