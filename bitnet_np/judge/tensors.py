@@ -28,6 +28,7 @@ from .equivalence import ROTATED
 from .evidence import matched
 from .honest_engines import FLOOR, one_scale
 from .hypothesis import Compute, Computes, Hypothesis, Values
+from .law.channels import wrong_channels
 from .law.codes import AGAIN, wrong_codes
 from .law.expected import TINY, Expected, U
 from .law.expression import Array, nodes, value_of
@@ -178,7 +179,7 @@ class TensorJudge:
         weights, error = linear_of(self.model, site.key).weights, theirs - expected.value
         odd = left_out(inputs[0], weights, error) if site.key == LOGITS else ""  # which no other product need be like
         if not odd and found.level > AGAIN:
-            odd = wrong_codes(inputs[0], weights, error)
+            odd = wrong_codes(inputs[0], weights, error) or wrong_channels(inputs[0], weights, error)
         return found._replace(odd=odd)
 
     def _wrong(self, site: Operation) -> OperationVerdict:

@@ -5,5 +5,6 @@ expression.py     trees of steps, and their values              functions.py    
 running_error.py  the bound of any expression, step by step     expected.py     what a bound is made of
 roundings.py      how engines round                             formats.py      the types that they round to: grid, scale, block
 precision.py      types that engines keep numbers in            products.py     the numbers of matrices
-noise.py          errors that are alike everywhere     codes.py        errors that follow the codes of blocks
+noise.py          errors that are alike everywhere      codes.py        errors that follow the codes of blocks
+channels.py       errors that follow the channels of inputs
 """
