@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from dumps import only, recorded, trace
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import random_model
 
@@ -130,7 +130,7 @@ def of_codes(quantise):
 @pytest.mark.parametrize(
     ("family", "name", "change", "says"),
     [
-        ("granite", "attn_norm", normed_by_the_first, "the last 16 inputs are left out of the mean square"),
+        ("granite", "attn_norm", normed_by_the_first, "the mean square: elements 32 to 47 are left out; all other steps are right"),
         ("granite", "ffn_gate", run_over, "sums run 16 inputs over the end of rows, into the next ones"),
         ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
         (
@@ -322,7 +322,7 @@ def test_queries_and_keys_rotated_in_a_layer_without_rotation_are_named(seed):
 @settings(max_examples=3)
 @given(st.integers(0, 99), st.sampled_from(["ffn_gate", "ffn_up", "ffn_down"]), st.floats(1.5, 9), st.sampled_from([1, 2, 4, 8, 16]))
 def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile):
-    """In the product of every expert: its scale that is missing, and a last tile that runs into the next token and the next row."""
+    """In the product of every expert: its scale that is missing, a last tile that runs into the next token and row, inputs not summed."""
     model = random_model(seed, family="qwen3moe", **SMALL | {"ffn": 32, "experts": 5, "experts_used": 2})
     layers = [
         replace(layer, experts=tuple(replace(e, **{field: replace(getattr(e, field), scale=np.float32(scale))}) for e in layer.experts))
@@ -343,3 +343,50 @@ def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile
         return out.reshape(T, -1)
 
     assert planted(model, name, run_over) == f"sums run {tile} inputs over the end of rows, into the next ones"
+
+    def halved(x, chosen):
+        flat = chosen.astype(int).ravel()
+        rows, out = x.reshape(-1, x.size // T // (len(flat) // T if field == "ffn_down" else 1)), right.reshape(len(flat), -1).copy()
+        for e, expert in enumerate(model.layers[1].experts):
+            linear, slots, half = getattr(expert, field), np.flatnonzero(flat == e), rows.shape[1] // 2
+            matrix = products.rows_of(linear.weights, np.arange(linear.shape[0]))
+            out[slots] -= scale * rows[slots // (len(flat) // len(rows))][:, half:] @ matrix[:, half:].T
+        return out.reshape(T, -1)
+
+    assert planted(model, name, halved) == "the second half of the inputs is not summed"
+
+
+@settings(max_examples=8)
+@given(st.sampled_from(["Kcur_rope", "Vcur"]), st.sampled_from([1, -2, 4, -8]), st.sampled_from(["stride", "place", "aligned"]))
+def test_tensors_that_are_read_from_other_places_are_told(name, by, how):
+    row, model = np.arange(T)[:, None], random_model(4, family="llama", **SMALL)
+    starts = {"stride": row * (32 + by), "place": row * 32 + by, "aligned": row * 32 // 64 * 64}[how]
+    source = (starts + np.arange(32)).clip(0, 32 * T - 1)
+
+    def change(q, k, v):
+        k, v = (x.ravel()[source] if name == own else x for own, x in (("Kcur_rope", k), ("Vcur", v)))
+        return attended(model, q, k, v, lambda scores, visible: spec.softmax(np.where(visible, scores, -np.inf)))
+
+    said = planted(model, "kqv_out", change)
+    words = {
+        "stride": f"rows are read by a stride that is {abs(by)} too {'large' if by > 0 else 'small'}",
+        "place": f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place",
+        "aligned": "rows are read from the last multiple of 64 before their start",
+    }
+    assert said == f"{name}: {words[how]}"
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 99), st.sampled_from(["attn_norm", "ffn_norm"]), st.sampled_from(["attn_norm", "ffn_norm", "layer 0", "result_norm"]))
+def test_a_norm_with_all_weights_of_another_is_told(seed, name, other):
+    model = random_model(seed, family="starcoder2", **SMALL)
+    source = {"layer 0": model.layers[0], "result_norm": model}.get(other, model.layers[1])
+    field = {"layer 0": name, "result_norm": "output_norm"}.get(other, other)
+    assume(other != name)
+
+    def normed(x):
+        away = x - x.mean(axis=1, keepdims=True)
+        root = np.sqrt(np.square(away).mean(axis=1, keepdims=True) + model.config.eps)
+        return away / root * getattr(source, field) + getattr(source, f"{field}_bias")
+
+    assert planted(model, name, normed) == f"the weight and the bias of {other} are used"
