@@ -208,7 +208,7 @@ def _matrix_faults() -> Iterator[Fault]:
     yield misread("weight transposed", "attn_o_out", "weights.transposed", lambda w: packing.unpack(w).T)
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield in_engine("weights of the layer before", "weights.others", attn_o_out=other)
-    yield changed("scale off by 1e-4", "Vcur", "edit.numbers", lambda y, *_: y * f32(1.0001))
+    yield changed("scale off by 1e-4", "Vcur", "any.factor", lambda y, *_: y * f32(1.0001))
     yield changed("a bias where there is none", "Qcur", "edit.values", lambda y, *_: y + f32(0.01))
 
 

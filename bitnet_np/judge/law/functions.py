@@ -149,7 +149,8 @@ Start = tuple[int, int, int]
 def starts(what: str, offsets: Iterable[int]) -> Iterator[tuple[str, Start]]:
     """Yields places that rows, or heads, may be read from by mistake, in words."""
     for n in offsets:
-        yield f"numbers are read {abs(n)} {'behind' if n > 0 else 'before'} their place", (0, n, 1)
+        if what == "row":
+            yield f"numbers are read {abs(n)} {'behind' if n > 0 else 'before'} their place", (0, n, 1)
         yield f"{what}s are read by a stride that is {abs(n)} too {'large' if n > 0 else 'small'}", (n, 0, 1)
     for n in (2**k for k in range(1, 8)):
         yield f"{what}s are read from the last multiple of {n} before their start", (0, 0, n)

@@ -228,7 +228,8 @@ class Search:
             cause = inside if inside is not None and _ALIKE * inside.left < cause.left else cause
         elif cause.id == "any.factor":  # a step, or a number of the model, says more
             inside = _best(self._fits(case, _with_factor(case, cause.number or 1.0), max(case.noise, EXACT)))
-            cause = inside if inside is not None and inside.left <= _ALIKE * cause.left + EXACT else cause
+            if inside is not None and inside.left <= _ALIKE * cause.left + EXACT:
+                cause = inside if inside.number is None else replace(cause, text=f"{cause.text}, as where {inside.text}")
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
     def unnamed(self, case: Case) -> Hypothesis | None:
@@ -338,8 +339,8 @@ def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
 
 
 def _with_factor(case: Case, factor: float) -> Iterator[Hypothesis]:
-    """Yields the steps that may be others, and the model's numbers times what makes a result this factor of what is right."""
-    for one in hypotheses(case.span, case.single, [ROWS["edit.steps"], ROWS["edit.numbers"]]):
+    """Yields other steps of the last operation, and numbers of the model times what may make a result this factor of what is right."""
+    for one in hypotheses(case.span[-1:], case.single, [ROWS["edit.steps"], ROWS["edit.numbers"]]):
         right = (one.grid[0] * one.grid[-1]) ** 0.5 if one.grid else 1.0  # the middle of its grid
         yield from (one.with_number(right * factor**power) for power in (1, -1)) if one.grid else (one,)
 

@@ -1,6 +1,7 @@
 """The factor, and the constant, that each block of the weights of a row has: solved for where there are more positions than blocks."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from .wrong import Wrong
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
-_LARGE = 1 << 24  # weights: of a larger matrix wrong rows alone are compared
+_LARGE = 1 << 22  # weights: of a larger matrix wrong rows alone are compared
+_NUMBERS = 32  # of a product: in fewer two orders are found by chance
 _FEW = 16  # of them, and of positions, by which orders of bits are told
 _ALIKE = 1e-2  # relative: zero points that are one
 
@@ -33,14 +35,15 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
     columns = columns[:: -(-columns.size // _ROWS)]
     x, y = wrong.steps[node.inputs[0]][tokens], needed[np.ix_(tokens, columns)]
     every = np.arange(matrix.shape[0]) if matrix.shape[0] * matrix.shape[1] <= _LARGE else columns
-    for cut, whole in zip(_cuts(matrix, columns), _cuts(matrix, every), strict=True):
+    for i, cut in enumerate(_cuts(matrix, columns)):
         if (solved := _solved(x, cut, y, wrong.noise)) is not None:
+            whole = next(islice(_cuts(matrix, every), i, None))
             factors, constants = whole.factors.copy(), whole.constants.copy()
             at = np.searchsorted(every, columns)
             factors[at], constants[at] = solved
             return f"{cut.name}: {_in_words(whole, factors, constants)}"
     own = matrix.weights if isinstance(matrix.weights, Blocks) and matrix.weights.type.name in FORMATS else None
-    text = own and _in_order(x, own, columns, y, wrong.noise)
+    text = own and y.size >= _NUMBERS and _in_order(x, own, columns, y, wrong.noise)
     return text or wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None
 
 

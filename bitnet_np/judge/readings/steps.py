@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...base.errors import listed
 from ...traces.points import FIELDS, SLOTS
-from ..evidence import LEFT, SAME, matched
+from ..evidence import LEFT, SAME, SPARE, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
@@ -206,7 +206,7 @@ def _solved(step: _Step, right: Array) -> Array | None:
 def _of_part(node: Node, solved: Array, right: Array, values: dict[Node, Any]) -> str | None:
     """The run of a row's numbers whose squares a mean leaves out or has twice, if that gives its numbers [.., 1]."""
     off = np.flatnonzero(np.abs(solved / right - 1) > SAME)
-    if node.what != "mean square" or not off.size:
+    if node.what != "mean square" or off.size < SPARE:
         return None
     x, mean = values[node.inputs[0]], solved.ravel()[off, None]
     square, width = np.square(x.reshape(-1, x.shape[-1])[off]), x.shape[-1]
