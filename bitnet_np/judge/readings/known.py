@@ -4,14 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..law.definition import score_scale
 from ..law.expression import Array
 from ..law.functions import REDUCTIONS
 from ..words import digits
 from .structure import POWERS, Fit, Numbers, fitted, powered
 from .wrong import Wrong
 
-_SCALES = ("residual_scale", "logit_scale", "embedding_scale", "rope_magnitude", "rope_scaling", "score_cap", "logit_cap")
 _OF_ROWS = ("mean square", "largest magnitude", "largest number", "mean magnitude", "mean", "sum")
 _FEW = 8  # numbers: a multiple of fewer is chance
 
@@ -29,13 +27,6 @@ def known_factors(n: Numbers, wrong: Wrong) -> str | None:
         if found is not None and n.explained(fit.made(n.right, found[1])):
             return f"each {fit.what} is multiplied by {found[0]}" if fit.is_factor else f"{found[0]} is added to each {fit.what}"
     return None
-
-
-def _scales(wrong: Wrong) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of the configuration that something is scaled by, in words."""
-    c = wrong.model.config
-    yield from (("the score scale", score_scale(c)), ("epsilon", c.eps))
-    yield from ((f"the {name.replace('_', ' ')}", value) for name in _SCALES if (value := getattr(c, name)) not in (None, 1))
 
 
 def _arrays(wrong: Wrong) -> Iterator[tuple[str, Array]]:
@@ -61,7 +52,7 @@ def _recognised(numbers: Array, wrong: Wrong, near: float) -> tuple[str, Array] 
             ratio = float((flat * x).sum() / max((x * x).sum(), 1e-300))
             if not (np.abs(flat - ratio * x) <= near * np.abs(flat).max()).all():
                 continue
-            said = {f"{digits(ratio)} times ": ratio, "": 1.0} | {f"{which} times ": scale for which, scale in _scales(wrong)}
+            said = {f"{digits(ratio)} times ": ratio, "": 1.0, "epsilon times ": wrong.model.config.eps}
             times = min(reversed(said), key=lambda times: abs(said[times] - ratio) > near * abs(ratio))
             return times + words.format(name), said[times] * x.reshape(numbers.shape)
     return None
