@@ -390,3 +390,21 @@ def test_a_norm_with_all_weights_of_another_is_told(seed, name, other):
         return away / root * getattr(source, field) + getattr(source, f"{field}_bias")
 
     assert planted(model, name, normed) == f"the weight and the bias of {other} are used"
+
+
+@pytest.mark.parametrize("name", ["Qcur", "ffn_down"])
+@pytest.mark.parametrize(("scales", "minimums", "says"), [(15, 63, "scales"), (63, 15, "minimums"), (15, 15, "scales and minimums")])
+def test_upper_bits_of_scales_and_minimums_that_are_lost_are_told(name, scales, minimums, says):
+    model = random_model(3, family="llama", weights="Q4_K", width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=2, vocab=80)
+    linear = getattr(model.layers[1], FIELDS[name])
+    b = linear.weights.data.view(np.uint8).reshape(-1, 144)
+    low, high, rest = b[:, 4:8].astype(int), b[:, 8:12].astype(int), b[:, 12:16].astype(int)
+    scale = np.append(low & 63, (rest & 15 | low >> 6 << 4) & scales, axis=1)
+    minimum = np.append(high & 63, (rest >> 4 | high >> 6 << 4) & minimums, axis=1)
+    d, least = (np.ascontiguousarray(b[:, i : i + 2]).view(np.float16).astype(np.float64) for i in (0, 2))
+    qs = b[:, 16:].reshape(-1, 4, 1, 32)
+    codes = np.concatenate([qs & 15, qs >> 4], axis=2).reshape(-1, 8, 32)
+    matrix = ((d * scale)[..., None] * codes - (least * minimum)[..., None]).reshape(256, 256)
+    bias = 0 if linear.bias is None else linear.bias
+    said = planted(model, name, lambda x: x @ matrix.T * (linear.scale or 1) + bias)
+    assert said == f"Q4_K: upper bits of {says} are lost, where they lie apart"

@@ -658,7 +658,7 @@ def test_the_other_factors_of_frequencies_are_told(first):
 @given(st.sets(st.integers(0, 4), min_size=2, max_size=2), st.sets(st.integers(0, 11), min_size=1, max_size=11))
 def test_ranks_of_experts_that_are_chosen_are_told(ranks, positions):
     chosen, rows = sorted(ranks), sorted(positions)
-    assume(chosen != [0, 1])
+    assume(chosen[1] > 2)  # two that are nearly equal may be exchanged by roundings
     order = np.argsort(-EXPERT_POINTS[Key("ffn_moe_logits", 0)], axis=1)
     theirs = order[:, :2].copy()
     theirs[rows] = order[rows][:, chosen]

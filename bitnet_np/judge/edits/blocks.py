@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.block_formats import RUN, Bits, Format, Integers
+from ...base.block_formats import RUN, Bits, Factor, Format, Integers
 
 Formats = Iterator[tuple[str, Format]]
 
@@ -54,6 +54,10 @@ def _other_factors(form: Format) -> Formats:
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone
+        for words, of in (("scales", (1, 0)), ("minimums", (0, 1)), ("scales and minimums", (1, 1))):
+            if len(scale.integers.parts) > 1 and (minimum is not None or not of[1]):
+                low = (_low_bits(factor) if factor and is_low else factor for factor, is_low in zip((scale, minimum), of, strict=True))
+                yield f"upper bits of {words} are lost, where they lie apart", Format(form.layout, form.codes, *low)  # type: ignore[arg-type]
     if minimum is None:
         return
     exchanged = replace(form, scale=replace(scale, half=minimum.half), minimum=replace(minimum, half=scale.half))
@@ -62,6 +66,16 @@ def _other_factors(form: Format) -> Formats:
         whole = Integers((Bits(4 + 4 * (np.arange(RUN) % 2) + np.arange(RUN) // 2, mask=63),))
         first_four = replace(form, scale=replace(scale, integers=whole), minimum=replace(minimum, integers=whole))
         yield "scales and minimums 4 to 7 are read as the first four are: 6 bits of a byte", first_four
+
+
+def _low_bits(factor: Factor) -> Factor:
+    """The factor without the upper bits of integers whose bits lie in two places."""
+    assert factor.integers is not None
+    parts = [part for part in factor.integers.parts if isinstance(part, Bits)]
+    most = np.array([np.array(part.mask) << part.place for part in parts])  # [P, 16]
+    upper = (most == most.max(axis=0)) & ((most > 0).sum(axis=0) > 1)
+    low = tuple(Bits(part.at, part.shift, np.where(off, 0, part.mask), part.place) for part, off in zip(parts, upper, strict=True))
+    return replace(factor, integers=replace(factor.integers, parts=low))
 
 
 _SIZES = (2, 4, 8, 16, 32, 64, 128, 256)  # of the pieces that are in disorder, and of runs inside them

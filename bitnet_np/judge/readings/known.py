@@ -10,7 +10,7 @@ from ..words import digits
 from .structure import POWERS, Fit, Numbers, fitted, powered
 from .wrong import Wrong
 
-_OF_ROWS = ("mean square", "largest magnitude", "largest number", "mean magnitude", "mean", "sum")
+_OF_ROWS = ("mean square", "largest magnitude", "largest number", "mean", "sum")
 _FEW = 8  # numbers: a multiple of fewer is chance
 
 
