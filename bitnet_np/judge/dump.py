@@ -215,9 +215,11 @@ def other_layers(verdicts: Sequence[OperationVerdict], first: OperationVerdict) 
     own = [o for o in verdicts if o.key.name == first.key.name]
     wrong = [o for o in own if o.verdict == Verdict.WRONG]
     same = [o for o in wrong if o.hypothesis and o.hypothesis == first.hypothesis]
+    other = next((o for o in wrong if o.hypothesis and o not in same), None)
+    if not first.hypothesis and other is not None:
+        return f"; in layer {other.key.layer}: {other.hypothesis}"
     if not 1 < len(same) < len(own):
         return ""
-    other = next((o for o in wrong if o.hypothesis and o not in same), None)
     layers = listed([str(o.key.layer) for o in same[1:]])
     return f"; the same in layers {layers} of {len(own)}" + (f", and in layer {other.key.layer}: {other.hypothesis}" if other else "")
 

@@ -1,10 +1,13 @@
 """Numbers, places and moves in words: every sentence of the judge says them alike."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.intp]
 
+_MANY = 1 << 12  # things: of more only powers of two are tried in rules
 FEW = 4  # columns, or listed numbers
 
 
@@ -84,29 +87,33 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
         return f"{what}s {off[0]} and {off[1]} are exchanged"
     if off.size > 1 and np.unique(source[off]).size == 1:
         return f"{places_of(off, count, what, amount=False)} have {of} of {what} {source[off[0]]}"
-    rule = _rule(source) if off.size > 2 else None
-    if rule is not None:
-        return f"{what} {rule}"
+    for words, rule in rules(count) if off.size > 2 else ():
+        if (source == rule).all():
+            return f"{what} i has the numbers of {words}"
     step, breaks = np.diff(source[off]), [0]  # 1 where a run of them stands elsewhere, 0 where one stands in the place of all
     for k in range(len(step)):
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):
             breaks.append(k + 1)
     moves = np.split(off, breaks[1:])
+    for size in (n for n in range(3, count // 2 + 1) if len(moves) > 3 and count % n == 0 and source[:n].max() < n):
+        if (source == (source[:size] + np.arange(0, count, size)[:, None]).ravel()).all():
+            return f"in each {size} {what}s: {moves_in_words(source[:size], what, of)}"
+    for words, rule in rules(count) if len(moves) > 3 else ():
+        if (source[off] == rule[off]).all():
+            return f"{places_of(off, count, what, amount=False)} have those of {words}, for {what} i"
     first = [f"{runs_and_verb(what, moved, 'has')} {of} of {runs(what, np.unique(source[moved]))}" for moved in moves[:3]]
     if len(moves) > max(3, off.size // 2):
         first = [f"the right numbers in other places: {first[0]}", *first[1:]]
     return ", ".join(first) + (f", and {len(moves) - 3} more" if len(moves) > 3 else "")
 
 
-def _rule(source: Indices) -> str | None:
-    """The rule of an order, if one of those that an index computed wrongly gives fits all of it."""
-    count, i = len(source), np.arange(len(source))
-    if (source == count - 1 - i).all():
-        return "i has the numbers of i from the end: the order is the opposite"
-    for n in range(2, count):
-        for words, rule in ((f"i % {n}", i % n), (f"i // {n}", i // n), (f"i - i % {n}", i - i % n), (f"i ^ {n // 2}", i ^ (n // 2))):
-            if (source == rule).all():
-                return f"i has the numbers of {words}"
-        if count % n == 0 and (source == i.reshape(-1, n).T.ravel()).all():
-            return f"i has the numbers of {n} * (i % {count // n}) + i // {count // n}: rows of {n} are read as columns"
-    return None
+def rules(count: int) -> Iterator[tuple[str, Indices]]:
+    """Yields the orders of `count` things that an index gives that is computed wrongly, in words."""
+    i = np.arange(count)
+    yield "i from the end: the order is the opposite", count - 1 - i
+    for n in range(2, count) if count <= _MANY else (2**k for k in range(1, count.bit_length())):
+        yield from ((f"i % {n}", i % n), (f"i // {n}", i // n), (f"i - i % {n}", i - i % n), (f"{n} * i % {count}", n * i % count))
+        if (i ^ (n // 2)).max() < count:
+            yield f"i ^ {n // 2}", i ^ (n // 2)
+        if count % n == 0:
+            yield f"{n} * (i % {count // n}) + i // {count // n}: rows of {n} are read as columns", i.reshape(-1, n).T.ravel()

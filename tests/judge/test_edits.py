@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from dumps import only, recorded, trace
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import random_model
 
@@ -131,7 +131,7 @@ def of_codes(quantise):
 @pytest.mark.parametrize(
     ("family", "name", "change", "says"),
     [
-        ("granite", "attn_norm", normed_by_the_first, "the last 16 inputs are left out of the mean square"),
+        ("granite", "attn_norm", normed_by_the_first, "the mean square: elements 32 to 47 are left out; all other steps are right"),
         ("granite", "ffn_gate", run_over, "sums run 16 inputs over the end of rows, into the next ones"),
         ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
         (
@@ -323,7 +323,7 @@ def test_queries_and_keys_rotated_in_a_layer_without_rotation_are_named(seed):
 @settings(max_examples=3)
 @given(st.integers(0, 99), st.sampled_from(["ffn_gate", "ffn_up", "ffn_down"]), st.floats(1.5, 9), st.sampled_from([1, 2, 4, 8, 16]))
 def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile):
-    """In the product of every expert: its scale that is missing, and a last tile that runs into the next token and the next row."""
+    """In the product of every expert: its scale that is missing, a last tile that runs into the next token and row, inputs not summed."""
     model = random_model(seed, family="qwen3moe", **SMALL | {"ffn": 32, "experts": 5, "experts_used": 2})
     layers = [
         replace(layer, experts=tuple(replace(e, **{field: replace(getattr(e, field), scale=np.float32(scale))}) for e in layer.experts))
@@ -344,6 +344,71 @@ def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile
         return out.reshape(T, -1)
 
     assert planted(model, name, run_over) == f"sums run {tile} inputs over the end of rows, into the next ones"
+
+    def without_first(x, chosen):
+        flat = chosen.astype(int).ravel()
+        rows, out = x.reshape(-1, x.size // T // (len(flat) // T if field == "ffn_down" else 1)), right.reshape(len(flat), -1).copy()
+        for e, expert in enumerate(model.layers[1].experts):
+            linear, slots = getattr(expert, field), np.flatnonzero(flat == e)
+            matrix = products.rows_of(linear.weights, np.arange(linear.shape[0]))
+            out[slots] -= scale * rows[slots // (len(flat) // len(rows))][:, :8] @ matrix[:, :8].T
+        return out.reshape(T, -1)
+
+    assert planted(model, name, without_first) == "the first 8 inputs are not summed"
+
+
+@settings(max_examples=8)
+@given(st.sampled_from(["Kcur_rope", "Vcur"]), st.sampled_from([1, -2, 4, -8]), st.sampled_from(["stride", "place", "aligned"]))
+def test_tensors_that_are_read_from_other_places_are_told(name, by, how):
+    row, model = np.arange(T)[:, None], random_model(4, family="llama", **SMALL)
+    starts = {"stride": row * (32 + by), "place": row * 32 + by, "aligned": row * 32 // 64 * 64}[how]
+    source = (starts + np.arange(32)).clip(0, 32 * T - 1)
+
+    def change(q, k, v):
+        k, v = (x.ravel()[source] if name == own else x for own, x in (("Kcur_rope", k), ("Vcur", v)))
+        return attended(model, q, k, v, lambda scores, visible: spec.softmax(np.where(visible, scores, -np.inf)))
+
+    said = planted(model, "kqv_out", change)
+    words = {
+        "stride": f"rows are read by a stride that is {abs(by)} too {'large' if by > 0 else 'small'}",
+        "place": f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place",
+        "aligned": "rows are read from the last multiple of 64 before their start",
+    }
+    assert said == f"{name}: {words[how]}"
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 99), st.sampled_from(["attn_norm", "ffn_norm"]), st.sampled_from(["attn_norm", "ffn_norm", "layer 0", "result_norm"]))
+def test_a_norm_with_all_weights_of_another_is_told(seed, name, other):
+    model = random_model(seed, family="starcoder2", **SMALL)
+    source = {"layer 0": model.layers[0], "result_norm": model}.get(other, model.layers[1])
+    field = {"layer 0": name, "result_norm": "output_norm"}.get(other, other)
+    assume(other != name)
+
+    def normed(x):
+        away = x - x.mean(axis=1, keepdims=True)
+        root = np.sqrt(np.square(away).mean(axis=1, keepdims=True) + model.config.eps)
+        return away / root * getattr(source, field) + getattr(source, f"{field}_bias")
+
+    assert planted(model, name, normed) == f"the weight and the bias of {other} are used"
+
+
+@pytest.mark.parametrize("name", ["Qcur", "ffn_down"])
+@pytest.mark.parametrize(("scales", "minimums", "says"), [(15, 63, "scales"), (63, 15, "minimums"), (15, 15, "scales and minimums")])
+def test_upper_bits_of_scales_and_minimums_that_are_lost_are_told(name, scales, minimums, says):
+    model = random_model(3, family="llama", weights="Q4_K", width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=2, vocab=80)
+    linear = getattr(model.layers[1], FIELDS[name])
+    b = linear.weights.data.view(np.uint8).reshape(-1, 144)
+    low, high, rest = b[:, 4:8].astype(int), b[:, 8:12].astype(int), b[:, 12:16].astype(int)
+    scale = np.append(low & 63, (rest & 15 | low >> 6 << 4) & scales, axis=1)
+    minimum = np.append(high & 63, (rest >> 4 | high >> 6 << 4) & minimums, axis=1)
+    d, least = (np.ascontiguousarray(b[:, i : i + 2]).view(np.float16).astype(np.float64) for i in (0, 2))
+    qs = b[:, 16:].reshape(-1, 4, 1, 32)
+    codes = np.concatenate([qs & 15, qs >> 4], axis=2).reshape(-1, 8, 32)
+    matrix = ((d * scale)[..., None] * codes - (least * minimum)[..., None]).reshape(256, 256)
+    bias = 0 if linear.bias is None else linear.bias
+    said = planted(model, name, lambda x: x @ matrix.T * (linear.scale or 1) + bias)
+    assert said == f"Q4_K: upper bits of {says} are lost, where they lie apart"
 
 
 @pytest.mark.parametrize("family", ["bitnet-b1.58", "smollm3", "qwen3", "gemma3", "qwen3moe"])

@@ -10,15 +10,35 @@ import pytest
 from dumps import recorded, without_codes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from wrong_tensors import EVERY, IDS, KEY, LAYER, LLAMA, QUERY, C, T, by_weights, heads, layer_points, read, read_off, scores_of, softmax
+from wrong_tensors import (
+    EVERY,
+    IDS,
+    KEY,
+    LAYER,
+    LLAMA,
+    POINTS,
+    QUERY,
+    C,
+    T,
+    by_weights,
+    heads,
+    layer_points,
+    read,
+    read_off,
+    scores_of,
+    softmax,
+)
 
 from bitnet_np import spec
 from bitnet_np.base.block_formats import FORMATS
 from bitnet_np.contract.blocks import weights_as
+from bitnet_np.judge.edits.blocks import orders
+from bitnet_np.judge.law.codes import Planes
 from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
-from bitnet_np.judge.readings.structure import Numbers, loose_structure, rank, structure
+from bitnet_np.judge.readings.structure import POWERS, Numbers, loose_structure, rank, structure
 from bitnet_np.judge.words import moves_in_words
+from bitnet_np.model.records import LongRope
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
@@ -125,7 +145,7 @@ RESULTS = [
     ("ffn_inp", X * np.linspace(1.1, 2, 96), "each element is multiplied by a number of its own, 1.1 to 2"),
     ("ffn_inp", X + np.linspace(0.1, 2, 96), "a number is added to each element, 0.1 to 2"),
     ("ffn_inp", np.where(DROPPED, 0, X / (1 - DROPPED.mean())), "of the numbers "),
-    ("ffn_inp", np.append(X, np.ones(20))[np.arange(T)[:, None] * 97 + np.arange(96)], "rows are read 97 numbers apart instead of 96"),
+    ("ffn_inp", np.append(X, np.ones(20))[np.arange(T)[:, None] * 97 + np.arange(96)], "rows are read by a stride that is 1 too large"),
     ("ffn_inp", np.roll(X.ravel(), -3).reshape(X.shape), "numbers are read 3 behind their place"),
     ("ffn_inp", np.clip(X, -0.5, 0.7), "numbers are clipped to -0.5 and 0.7"),
     ("ffn_inp", np.minimum(X, 0.7), "numbers above 0.7 are clipped to it"),
@@ -165,7 +185,7 @@ def test_dropout_and_penalties_are_told_by_their_ratios():
 def test_rows_read_from_other_distances_are_told():
     x = SOME.reshape(12, 64)
     read = np.append(x, np.ones(99))[np.arange(12)[:, None] * 65 + np.arange(64)]
-    assert structure(Numbers(read, x, ("position", "element"))) == "rows are read 65 numbers apart instead of 64"
+    assert structure(Numbers(read, x, ("position", "element"))) == "rows are read by a stride that is 1 too large"
 
 
 @pytest.mark.parametrize(
@@ -409,6 +429,57 @@ def test_another_zero_point_of_a_type_with_minimums_is_told():
     assert said == "Q4_1: a number is added to the weights of each block of 32, 3 times its factor, as by another zero point or minimum"
 
 
+TYPES = {
+    name: random_model(3, family="llama", weights=name, width=256, ffn=256, heads=4, kv_heads=2, head_dim=64, n_layers=1, vocab=90)
+    for name in ("Q3_K", "Q5_K", "Q6_K", "Q8_0")
+}
+NORMED = {name: without_codes(recorded(model, MANY_IDS)) for name, model in TYPES.items()}
+ORDERS = list({tuple(source): (words, source) for words, source, _ in reversed(list(orders(256)))}.values())  # some are the same
+
+
+def with_planes(name, change):
+    """Queries by the matrix that is made otherwise of the planes of its bits."""
+    linear, x = TYPES[name].layers[0].attn_q, NORMED[name][Key("attn_norm", 0)].astype(np.float64)
+    made, right = Planes.of(linear.weights, np.arange(256)), rows_of(linear.weights, np.arange(256))
+    np.testing.assert_allclose(made.read(), right, atol=1e-6)
+    return x @ change(made).T * (linear.scale or 1) + (0 if linear.bias is None else linear.bias)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(["Q3_K", "Q5_K", "Q6_K"]), st.sampled_from(ORDERS), st.sampled_from(ORDERS))
+def test_bits_that_are_read_in_any_two_orders_are_told(name, low, upper):
+    wrong = with_planes(name, lambda made: made.read(upper[1], low=low[1]))
+    said = read_off(TYPES[name], MANY_IDS, NORMED[name], Key("Qcur", 0), wrong)
+    of_bits = [words.format(f"{which} bits of codes") for which, (words, _) in (("low", low), ("upper", upper))]
+    assert said == f"{name}: bits are read in another order: {'; '.join(of_bits)}"
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(ORDERS), st.booleans())
+def test_codes_and_scales_in_any_order_are_told_by_few_positions(order, is_of_codes):
+    words, source = order
+    assume(is_of_codes or (source // 32 != np.arange(256) // 32).any())  # else scales are the same
+    wrong = with_planes("Q8_0", lambda made: made.read(source) if is_of_codes else made.read(scales=source))[:7]
+    said = read_off(TYPES["Q8_0"], MANY_IDS[:7], {key: x[:7] for key, x in NORMED["Q8_0"].items()}, Key("Qcur", 0), wrong)
+    if is_of_codes:
+        assert said == f"Q8_0: codes are read in another order: {words.format('codes')}"
+    else:  # some orders of weights are the same of scales
+        assert said.startswith("Q8_0: scales are those of other weights: ")
+
+
+@settings(max_examples=8)
+@given(st.integers(2, 200), st.integers(2, 8).filter(lambda n: n != 4))
+def test_scales_of_a_row_by_a_wrong_stride_are_told(border, stride):
+    i = np.arange(256)
+    said = with_scales(lambda scales: np.where(i[:, None] < border, scales, scales[i * stride % 256]))
+    assert said.endswith(f"have those of {stride} * i % 256, for row i")
+
+
+def test_reciprocals_and_roots_are_told():
+    assert with_scales(lambda scales: 1 / scales).endswith("a row: they are 1 / what is right")
+    assert with_scales(lambda scales: np.sign(scales) * np.abs(scales) ** 0.5).endswith("a row: they are the root of what is right")
+
+
 UP, NORM = P["ffn_up"], P["ffn_norm"]
 LINEAR = LLAMA.layers[LAYER].ffn_up
 MATRIX = rows_of(LINEAR.weights, np.arange(120))
@@ -474,6 +545,127 @@ def test_the_slot_whose_weight_is_lost_is_told():
     wrong = (results * (weights * np.array([1, 0]))[..., None]).sum(axis=1)
     said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_out", 0), wrong)
     assert said == "the weights of experts: slot 1 is 0; all other steps are right"
+
+
+# --- numbers that are known -------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(sorted(POWERS)), st.sampled_from(["ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", "ffn_moe_swiglu"]))
+def test_factors_that_stand_in_another_tensor_are_told(power, name):
+    weights, x = (EXPERT_POINTS[Key(n, 0)].astype(np.float64) for n in ("ffn_moe_weights", name))
+    wrong = (x.reshape(*weights.shape, -1) * weights[..., None] ** power).reshape(x.shape)
+    said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key(name, 0), wrong)
+    assert said == f"each slot of each position is multiplied by {POWERS[power].format('ffn_moe_weights')}"
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(sorted(POWERS)), st.floats(0.2, 5).filter(lambda x: abs(x - 1) > 0.1))
+def test_numbers_of_rows_and_weights_of_elements_are_told_as_factors(power, times):
+    largest = np.abs(P["ffn_down"]).max(axis=1, keepdims=True)
+    said = read("llama", "l_out", P["l_out"] * times * largest**power)
+    assert said.startswith("each position is multiplied by ")
+    assert said.endswith(f" times {POWERS[power].format('the largest magnitude of ffn_down')}")
+    said = read("llama", "l_out", P["l_out"] + LLAMA.layers[LAYER].attn_norm)
+    assert said == "the weight attn_norm is added to each element"
+
+
+@settings(max_examples=12)
+@given(st.sets(st.integers(0, 96), min_size=2, max_size=2), st.booleans())
+def test_any_run_that_a_sum_of_squares_leaves_out_is_told(ends, is_twice):
+    first, end = sorted(ends)
+    assume(4 <= end - first < 92)
+    some = np.where((np.arange(96) >= first) & (np.arange(96) < end), 2.0 * is_twice, 1)
+    root = np.sqrt((np.square(X) * some).mean(axis=1, keepdims=True) + C.eps)
+    said = read("llama", "ffn_norm", X / root * LLAMA.layers[LAYER].ffn_norm)
+    assert (
+        said
+        == f"the mean square: elements {first} to {end - 1} are {'counted twice' if is_twice else 'left out'}; all other steps are right"
+    )
+
+
+def test_a_mean_of_fewer_squares_is_told():
+    root = np.sqrt(np.square(X[:, 30:]).mean(axis=1, keepdims=True) + C.eps)
+    said = read("llama", "ffn_norm", X / root * LLAMA.layers[LAYER].ffn_norm)
+    assert said == "the mean square: elements 0 to 29 are left out, and not counted; all other steps are right"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (0.0, "epsilon: it is epsilon times the square of the largest magnitude of ffn_inp; all other steps are right"),
+        (0.3, "the mean square with epsilon: 0.3 times the square of the largest magnitude of ffn_inp is added to each position; all"),
+    ],
+)
+def test_an_epsilon_in_units_of_the_row_is_told(more, says):
+    model, most = replace(LLAMA, config=replace(C, eps=0.05)), np.square(X).max(axis=1, keepdims=True)
+    root = np.sqrt(np.square(X).mean(axis=1, keepdims=True) + (more * most + 0.05 if more else 0.05 * most))
+    said = read_off(model, IDS["llama"], POINTS["llama"], Key("ffn_norm", LAYER), X / root * LLAMA.layers[LAYER].ffn_norm)
+    assert said.startswith(says)
+
+
+SHARED = random_model(4, family="llama", n_layers=1, vocab=90, width=96, heads=4, kv_heads=1, head_dim=24, ffn=64)
+SHARED_POINTS = without_codes(recorded(SHARED, np.arange(20)))
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 8), SEEDS)
+def test_the_position_whose_keys_are_others_is_told(position, seed):
+    q, k, v = (SHARED_POINTS[Key(name, 0)].astype(np.float64).reshape(20, -1, 24) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+    k[position] += np.random.default_rng(seed).standard_normal(24) / 2
+    scores = np.where(np.tri(20, dtype=bool), np.einsum("thk,sgk->hts", q, k) / 24**0.5, -np.inf)
+    wrong = np.einsum("hts,sgk->thk", spec.softmax(scores), v).reshape(20, -1)
+    said = read_off(SHARED, np.arange(20), SHARED_POINTS, Key("kqv_out", 0), wrong)
+    assert said == f"keys: those of position {position} are others; values, and all other keys, are right"
+
+
+@settings(max_examples=12)
+@given(st.integers(2, T - 3), st.floats(0.2, 0.8))
+def test_frequencies_from_a_position_on_are_told(first, factor):
+    own, i = WIDE.rope_frequency.astype(np.float64), np.arange(8)
+    some = np.where(np.arange(T)[:, None] < first, rotated(i, i + 8, own), rotated(i, i + 8, factor * own))
+    said = read_off(WIDE, IDS["llama"], WIDE_POINTS, Key("Qcur_rope", 1), some)
+    assert said.startswith(f"from position {first} on frequencies are {factor:.3g}"[:-1])
+
+
+def test_positions_that_are_rounded_or_too_large_are_told():
+    x, own, token = np.random.default_rng(0).standard_normal((300, 96)), WIDE.rope_frequency.astype(np.float64), np.arange(300)
+    points, rounded = {Key("Qcur", 1): x}, np.where(token < 256, token, np.rint(token / 2) * 2)
+    for positions, says in (
+        (rounded, "positions are rounded to bfloat16"),
+        (
+            token + 16 * (token > 99) + 4 * (token > 120),
+            "tokens are rotated by other positions: 16 too large at positions 100 to 120, 20 too",
+        ),
+    ):
+        turned = spec.rotate(x.reshape(300, -1, 24), positions[:, None] * own, WIDE.config.rope).reshape(300, -1)
+        assert read_off(WIDE, token, points, Key("Qcur_rope", 1), turned).startswith(says)
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_the_other_factors_of_frequencies_are_told(first):
+    factors = LongRope(64, (1.0, 1.02, 1.05, 1.1, 1.2, 1.3), (1.1, 1.6, 2.5, 4.0, 6.5, 11.0))
+    model = random_model(
+        6, family="phi3", rope_width=12, longrope=factors, n_layers=1, width=64, heads=4, kv_heads=2, head_dim=16, context=64
+    )
+    x, token = np.random.default_rng(0).standard_normal((40, 64)), np.arange(40)[:, None]
+    long = np.where(token < first, model.rope_frequency, model.rope_frequency * np.array(factors.short) / np.array(factors.long))
+    turned = spec.rotate(x.reshape(40, 4, 16), token * long, model.config.rope).reshape(40, 64)
+    said = read_off(model, token.ravel(), {Key("Qcur", 0): x}, Key("Qcur_rope", 0), turned)
+    assert said == f"{f'from position {first} on ' * (first > 0)}frequencies are those of the long factors"
+
+
+@given(st.sets(st.integers(0, 4), min_size=2, max_size=2), st.sets(st.integers(0, 11), min_size=1, max_size=11))
+def test_ranks_of_experts_that_are_chosen_are_told(ranks, positions):
+    chosen, rows = sorted(ranks), sorted(positions)
+    assume(chosen[1] > 2)  # two that are nearly equal may be exchanged by roundings
+    order = np.argsort(-EXPERT_POINTS[Key("ffn_moe_logits", 0)], axis=1)
+    theirs = order[:, :2].copy()
+    theirs[rows] = order[rows][:, chosen]
+    said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_topk", 0), theirs)
+    assert said.startswith(
+        f"experts {chosen[0] + 1}, {chosen[1] + 1} in the order of their logits are chosen instead of 1 to 2, at position"
+    )
 
 
 @pytest.mark.parametrize("family", EVERY)

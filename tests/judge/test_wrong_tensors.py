@@ -333,7 +333,8 @@ def test_parts_of_each_head_written_over_others_are_named():
     mixed, half = heads("kqv_out"), C.head_dim // 2
     mixed[12:, :, :half], mixed[12:, :, half:] = mixed[12:, :, half:].copy(), 0
     said = judged("llama", "kqv_out", mixed.reshape(T, -1))
-    assert said.startswith(f"at positions 12 to {T - 1}: elements 0 to {half - 1} have the numbers of elements {half} to {2 * half - 1}")
+    moved = f"elements 0 to {half - 1} have the numbers of elements {half} to {2 * half - 1}"
+    assert said.startswith(f"at positions 12 to {T - 1}: in each {2 * half} elements: {moved}, and elements {half} to ")
     assert "have the numbers of elements 12 to 23" in said
     assert said.endswith("are 0")
 

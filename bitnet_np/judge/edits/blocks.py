@@ -19,7 +19,6 @@ def misread_formats(form: Format) -> Formats:
     yield from _other_codes(form)
     yield from _zero_points(form)
     yield from _other_factors(form)
-    yield from _other_orders(form)
 
 
 def _with_codes(form: Format, **fields: object) -> Format:
@@ -49,32 +48,16 @@ def _zero_points(form: Format) -> Formats:
         yield "minimums of blocks have the wrong sign", replace(form, minimum=replace(form.minimum, negative=not form.minimum.negative))
 
 
-def _other_orders(form: Format) -> Formats:
-    """Yields the formats whose codes are taken in another order, each with the scale of its place."""
-    if any(not isinstance(part, Bits) for codes in form.codes for part in codes.parts):
-        return
-    for words, source, is_interleaved in orders(form.weights):
-        if is_interleaved:
-            yield f"codes are read in another order: {words}", _with_order(form, source)
-
-
-def _with_order(form: Format, source: np.ndarray) -> Format:
-    """The format whose code i is read from where code source[i] is."""
-    parts = []
-    for every in zip(*(codes.parts for codes in form.codes), strict=True):  # the same part of all runs
-        at, shift, mask = (np.concatenate([getattr(part, name) for part in every])[source] for name in ("at", "shift", "mask"))
-        parts.append(Bits(at, shift, mask, every[0].place))
-    return replace(form, codes=(replace(form.codes[0], parts=tuple(parts)),))
-
-
 def _other_factors(form: Format) -> Formats:
     """Yields the formats whose scales and minimums are other fields."""
     scale, minimum = form.scale, form.minimum
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone
-        for words, source in _other_runs(len(set(scale.lanes))):
-            yield words, replace(form, scale=_of_other_runs(source, scale), minimum=minimum and _of_other_runs(source, minimum))
+        for words, of in (("scales", (1, 0)), ("minimums", (0, 1)), ("scales and minimums", (1, 1))):
+            if len(scale.integers.parts) > 1 and (minimum is not None or not of[1]):
+                low = (_low_bits(factor) if factor and is_low else factor for factor, is_low in zip((scale, minimum), of, strict=True))
+                yield f"upper bits of {words} are lost, where they lie apart", Format(form.layout, form.codes, *low)  # type: ignore[arg-type]
     if minimum is None:
         return
     exchanged = replace(form, scale=replace(scale, half=minimum.half), minimum=replace(minimum, half=scale.half))
@@ -85,53 +68,56 @@ def _other_factors(form: Format) -> Formats:
         yield "scales and minimums 4 to 7 are read as the first four are: 6 bits of a byte", first_four
 
 
-def _other_runs(count: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields wrong numbers of the runs of weights whose scales are used, [count], in words."""
-    own = np.arange(count)
-    yield "two runs of weights share the scale of the first", own // 2 * 2
-    for source in (own // 2, (own + 1) // 2, own % (count // 2), own[::-1], (own + 1) % count, (own - 1) % count, own ^ 1):
-        yield f"runs of weights have the scales of the runs {', '.join(map(str, source[:6]))} and so on", source
-
-
-def _of_other_runs(source: np.ndarray, factor: Factor) -> Factor:
-    """The factor with the integers of other runs."""
-    lanes = list(dict.fromkeys(factor.lanes))
-    return replace(factor, lanes=tuple(lanes[source[lanes.index(lane)]] for lane in factor.lanes))
+def _low_bits(factor: Factor) -> Factor:
+    """The factor without the upper bits of integers whose bits lie in two places."""
+    assert factor.integers is not None
+    parts = [part for part in factor.integers.parts if isinstance(part, Bits)]
+    most = np.array([np.array(part.mask) << part.place for part in parts])  # [P, 16]
+    upper = (most == most.max(axis=0)) & ((most > 0).sum(axis=0) > 1)
+    low = tuple(Bits(part.at, part.shift, np.where(off, 0, part.mask), part.place) for part, off in zip(parts, upper, strict=True))
+    return replace(factor, integers=replace(factor.integers, parts=low))
 
 
 _SIZES = (2, 4, 8, 16, 32, 64, 128, 256)  # of the pieces that are in disorder, and of runs inside them
 
 
 def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
-    """Yields wrong orders of the weights of a row, in words, the place that each weight is read from, and whether single ones interleave.
+    """Yields wrong orders of the numbers of a row, in words with a brace for what they are; the place that each is read from; and whether
+    they are tried where each takes a whole product.
 
     Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
-    runs. Byte order and the order of fields reverse them. A pointer that is not moved on reads the first ones again.
+    runs. Byte order and the order of fields reverse them. A pointer that is not moved on reads the first ones, or the last, again.
     """
     everything = np.arange(width)
-    for size in _SIZES:
+    for size in dict.fromkeys((*_SIZES, width)):
         if width % size:
             continue
-        pieces = everything.reshape(-1, size)
+        pieces, own, is_likely = everything.reshape(-1, size), everything[:size], size in _SIZES
         parts = [n for n in _SIZES if n < size and size % n == 0]
         for run in parts:
             for together in (1, *(n for n in parts if n < run and run % n == 0)):
                 turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
-                yield _interleaved(size, run, together), turns.ravel(), together == 1
-        for run in parts:
-            yield f"the first {run} of each {size} weights are read again and again", pieces[:, np.arange(size) % run].ravel(), False
+                yield _interleaved(size, run, together), turns.ravel(), is_likely
+            for words, source, again in (
+                (f"the first {run} of each {size} {{}} are read again and again", own % run, is_likely),
+                (f"the last {run} of each {size} {{}} are read again and again", size - run + own % run, is_likely),
+                (f"of each {size} {{}} every run of {run} is read twice", own // run // 2 * run + own % run, False),
+                (f"of each {size} {{}} the next run of {run} is read", np.roll(own, -run), False),
+                (f"of each {size} {{}} the previous run of {run} is read", np.roll(own, run), False),
+            ):
+                yield words, pieces[:, source].ravel(), again
         for run in (1, *parts):
-            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel(), False
+            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel(), is_likely
 
 
 def _interleaved(size: int, run: int, together: int) -> str:
-    runs = f"the two halves of each {size} weights" if 2 * run == size else f"the {size // run} runs of {run} in each {size} weights"
+    runs = f"the two halves of each {size} {{}}" if 2 * run == size else f"the {size // run} runs of {run} in each {size} {{}}"
     return f"{runs} are interleaved" + (f", {together} at a time" if together > 1 else "")
 
 
 def _reversed(size: int, run: int) -> str:
     if run == 1:
-        return f"each {size} weights are in the opposite order"
+        return f"each {size} {{}} are in the opposite order"
     if 2 * run == size:
-        return f"the two halves of each {size} weights are exchanged"
-    return f"the {size // run} runs of {run} in each {size} weights are in the opposite order"
+        return f"the two halves of each {size} {{}} are exchanged"
+    return f"the {size // run} runs of {run} in each {size} {{}} are in the opposite order"

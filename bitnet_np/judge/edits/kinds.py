@@ -10,13 +10,13 @@ import numpy as np
 
 from ...model.families import NORMS
 from ...model.records import Linear, Model, Ternary, with_rope_of
-from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
+from ...traces.points import FIELDS, HEADS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
-from ..law.expression import Array, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
+from ..law.expression import Array, Matrix, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.formats import TYPES, format_of
 from ..law.formats import rounded as narrowed
-from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, TOKENS, Operation, before_rotation, layer_input, operations
+from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, OF_EXPERTS, TOKENS, Operation, before_rotation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
 
@@ -143,19 +143,6 @@ def centred(place: Operation, node: Node, readers: list[Node]) -> Edits:
         said = ", as in LayerNorm" if is_norm else f" from {node.noun}"
         mean = Node("reduction", (node,), "the mean", "mean")
         yield f"the mean is subtracted{said}", Node("difference", (node, mean), node.noun), "norm.mean_subtracted" * is_norm
-
-
-def reduced_in_part(place: Operation, tree: Node) -> Edits:
-    """A sum of a row that leaves out a part of it."""
-    width = next((node.value.size for node, _ in nodes(tree) if _is_vector(node)), 0)
-    for words, part in weights.parts(width):
-        for node, _ in nodes(tree):
-            if node.kind == "reduction":
-                kept = changed(node.inputs[0], partial(np.multiply, np.where(part, 0.0, 1.0)))
-                yield f"{words} left out of {node.noun}", replaced(tree, node, node.over(kept))
-                if node.what in ("mean", "mean square"):
-                    counted = product(node.over(kept), width / max(width - np.count_nonzero(part), 1))
-                    yield f"{words} left out of {node.noun}, and not counted", replaced(tree, node, counted)
 
 
 @_of_nodes
@@ -348,7 +335,7 @@ def _read_instead(key: Key, node: Node, place: Operation) -> str:
 
 @_of_nodes
 def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
-    """A weight of another layer, or of another step; or the matrix, scale and bias of another product."""
+    """A weight of another layer, or of another step; or the matrix, the scale or the bias of another product."""
     name, is_scale, others = place.key.name, node.noun == "the weight scale", list[tuple[str, Any]]()
     shape = np.shape(node.inputs[0].value if node.noun == NORM_WEIGHT and node.inputs else node.value)
     if node.noun == NORM_WEIGHT and place.layer is not None:
@@ -363,9 +350,35 @@ def other_weight(place: Operation, node: Node, readers: list[Node]) -> Edits:
         if value is not None and np.shape(value) == shape:
             id = "beside" if is_scale and other in _BESIDE.get(name, ()) else node.noun
             yield f"{node.noun} of {other} is used", constant(node.noun, value), id
-    if not readers and place.layer is not None and name in FIELDS:
-        for other, linear in ((other, linear) for other, linear in _linears(place) if linear.shape == place.linear.shape):
-            yield f"the weights of {other} are used", matrix_product(place, tensor(place.inputs[0]), linear), "weights.others"
+
+
+def another(place: Operation, tree: Node) -> Edits:
+    """An operation as another one of its form is computed: with all that the model has for that one."""
+    words, form, own = _form(place)
+    seen, start = {own}, next((node.what for node, _ in nodes(tree) if node.kind == "positions"), 0)
+    for o in operations(place.model, place.dialect, start or 0) if words else ():
+        is_own_name = o.key.name == place.key.name and o.key.name not in OF_EXPERTS  # experts of all layers take too long
+        if is_own_name or o.key.layer in (None, place.key.layer):
+            _, other_form, other = _form(o)
+            if other_form == form and other not in seen:
+                seen.add(other)
+                which = {True: "local", False: "global"}.get(other, f"layer {o.key.layer}" if is_own_name else o.key.name)
+                yield words.format(which), o.make(o, *map(tensor, place.inputs)), form[0]
+
+
+def _form(o: Operation) -> tuple[str, tuple[str, Any], Any]:
+    """What is said where another operation is in the place of one, with a brace for that; an id, with the form of those that may be; and
+    what tells these from each other. Empty words where none may."""
+    name, layer = o.key.name, o.key.layer
+    if name in OF_EXPERTS or (name in FIELDS and layer is not None):
+        return "the weights of {} are used", ("weights.others", name == "ffn_moe_down" if name in OF_EXPERTS else o.linear.shape), o.key
+    if name in NORMING and o.tree.noun == "the sum with the bias":
+        return "the weight and the bias of {} are used", ("norm.others", ""), o.key
+    if name in ROPE:
+        return "queries and keys are rotated as in {} layers", ("rope.other_layers", name), layer in o.config.local_layers
+    if name == "kqv_out":
+        return "the window of {} is used", ("attention.other_layers", ""), (o.config.window_of(layer),)  # type: ignore[arg-type]
+    return "", ("", ""), None
 
 
 _OF_ATTENTION, _OF_FEED_FORWARD = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up", "ffn_down")
@@ -447,6 +460,20 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
             yield f"{noun} are {words}", other
 
 
+def starts(place: Operation, tree: Node) -> Edits:
+    """Tensors whose rows, or heads, are read from other places than they begin at: by another stride, or from aligned ones."""
+    leaves = [leaf for leaf in tensors(tree) if leaf.what.name in _AXES and leaf.what.name != TOP_EXPERTS]
+    for some in (*([leaf] for leaf in leaves), *[leaves[1:]] * (len(leaves) > 2)):
+        names = " and ".join(leaf.what.name for leaf in some)
+        for what, size in (("row", None), *[("head", place.config.head_dim)] * all(leaf.what.name in HEADS for leaf in some)):
+            for words, start in functions.starts(what, _OFFSETS):
+                read = partial(functions.read_from, start=start, size=size)
+                yield f"{names}: {words}", with_nodes(tree, {leaf: changed(leaf, read) for leaf in some})
+
+
+_OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8, 16, 32)
+
+
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
     """Yields the axes of a node along which things may be in another order, with what they are."""
     what = "vector" if _is_vector(node) else "matrix" if node.noun in _MATRICES else node.kind
@@ -470,13 +497,13 @@ _MATRICES = ("the matrix", "the head's matrix")
 _TABLES = (*_MATRICES, "the embedding's table")
 
 
-def _of_matrices(changes: Callable[[Operation], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Operation, Node], Edits]:
+def _of_matrices(changes: Callable[[Matrix], weights.Changes], nouns: tuple[str, ...] = _MATRICES) -> Callable[[Operation, Node], Edits]:
     """A kind of edits: what a matrix may be taken for."""
 
     @wraps(changes)
     def change(place: Operation, node: Node, readers: list[Node]) -> Edits:
         if node.kind == "constant" and node.noun in nouns:
-            yield from ((words, constant(node.noun, of(node.value)), *named) for words, of, *named in changes(place))
+            yield from ((words, constant(node.noun, of(node.value)), *named) for words, of, *named in changes(node.value))
 
     return _of_nodes(change)
 
@@ -751,9 +778,15 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
 
 
 _IN_ORDER: tuple[Kind, ...] = (
-    *(steps, other_function, whole, routers, centred, moved, exchanged, usual_numbers, overrun, turns, other_operand, reduced_in_part),
-    *(masks, caches.cached, groups, positions, order),
-    *(other_weight, *map(_of_matrices, (weights.inputs, weights.codes)), _of_nodes(quantisers.quantised), narrow_weights),
+    *(steps, other_function, whole, routers, centred, moved, exchanged, usual_numbers, overrun, turns, other_operand),
+    *(masks, caches.cached, groups, positions, order, starts),
+    *(
+        other_weight,
+        another,
+        *(_in_experts(_of_matrices(one)) for one in (weights.inputs, weights.codes)),
+        _of_nodes(quantisers.quantised),
+        narrow_weights,
+    ),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
     *(other_tensor, swapped, caches.stored, rounded, numbers, values),
 )

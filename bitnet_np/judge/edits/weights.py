@@ -14,10 +14,10 @@ from ...base.block_formats import FORMATS, Format
 from ...contract.blocks import weights_as
 from ...model import packing, ternarize
 from ...model.records import Blocks, Ternary
+from ..law.codes import Planes
 from ..law.expression import Matrix
 from ..law.formats import format_of, rounded
 from ..law.functions import Array, Function
-from ..law.graph import EMBEDDING, Operation
 from ..law.roundings import cut_to_digits, to_digits
 from .blocks import misread_formats, orders
 
@@ -26,9 +26,9 @@ Changes = Iterator[tuple]
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def inputs(place: Operation) -> Changes:
+def inputs(matrix: Matrix) -> Changes:
     """Inputs that sums leave out, or take twice."""
-    for words, part in parts(place.linear.shape[1]):
+    for words, part in parts(matrix.shape[1]):
         for factor, said in ((0.0, "not summed"), (2.0, "summed twice")):
             yield f"{words} {said}", _by_row(partial(np.multiply, np.where(part, factor, 1.0)))
 
@@ -52,9 +52,9 @@ def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
             yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
 
 
-def codes(place: Operation) -> Changes:
+def codes(matrix: Matrix) -> Changes:
     """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1, or read in another layout of I2_S."""
-    weights = place.linear.weights
+    weights = matrix.weights
     if isinstance(weights, Ternary):
         for layout in packing.I2S_LAYOUTS:
             if layout != packing.I2S_DEFAULT and weights.shape[0] % 4 == weights.shape[1] % packing.BLOCK == 0:
@@ -71,33 +71,40 @@ def _in_layout(layout: str, weights: Ternary, matrix: Array) -> Array:
     return packing.unpack(ternarize.from_i2s(data, weights.scale, weights.shape)).astype(np.float64)
 
 
-def misread(place: Operation) -> Changes:
+def misread(matrix: Matrix) -> Changes:
     """Blocks of weights of which codes, scales or minimums are misread."""
-    table = place.model.token_embd if place.key.name == EMBEDDING.name else place.linear.weights
+    table = matrix.weights
     if isinstance(table, Blocks) and table.type.name in FORMATS:
         for how, form in misread_formats(FORMATS[table.type.name]):
             yield f"{table.type.name}: {how}", partial(_read, form, table)
+        for order, source, is_likely in orders(table.shape[1]):
+            if is_likely:
+                yield f"{table.type.name}: codes are read in another order: {order.format('codes')}", partial(_in_order, source, table)
 
 
-def reordered(place: Operation) -> Changes:
+def reordered(matrix: Matrix) -> Changes:
     """Weights that are read in another order, as an engine has one reader for all tables of a type."""
-    width = (place.model.token_embd if place.key.name == EMBEDDING.name else place.linear).shape[1]
-    for order, source, _ in orders(width):
-        yield f"weights of each row are read in another order: {order}", _by_row(partial(np.take, indices=source, axis=1))
+    for order, source, is_likely in orders(matrix.shape[1]):
+        if is_likely:
+            words = f"weights of each row are read in another order: {order.format('weights')}"
+            yield words, _by_row(partial(np.take, indices=source, axis=1))
 
 
 def _read(form: Format, table: Blocks, matrix: Matrix) -> Matrix:
     return Matrix(table.shape, lambda rows: weights_as(table.data[rows].view(np.uint8), form).astype(np.float64))
 
 
-def fewer_bits(place: Operation) -> Changes:
+def _in_order(source: NDArray[np.intp], table: Blocks, matrix: Matrix) -> Matrix:
+    return Matrix(table.shape, lambda rows: Planes.of(table, rows).read(codes=source))
+
+
+def fewer_bits(matrix: Matrix) -> Changes:
     """Weights that are converted to fewer bits."""
-    embeds = place.key.name == EMBEDDING.name
-    if embeds or not isinstance(place.linear.weights, Ternary):
+    if not isinstance(matrix.weights, Ternary):
         for digits in range(11, 1, -1):
             yield f"weights are rounded to {digits} significant bits", _by_row(partial(to_digits, digits=digits))
             yield f"weights are cut to {digits} significant bits, not rounded", _by_row(partial(cut_to_digits, digits=digits))
-        for kind in types_of_rows((place.model.token_embd if embeds else place.linear).shape[1]):
+        for kind in types_of_rows(matrix.shape[1]):
             noun = format_of(kind).noun
             named = () if ":" in kind else ("weights.narrow_rows", kind) if kind in _ROWS else ("weights.narrow_blocks", noun)
             yield f"weights are rounded to {noun}", _by_row(partial(rounded, kind=kind)), *named

@@ -1,12 +1,13 @@
 """Codes of ggml's blocks, and the part of a product's error that follows them: a wrong table does, no rounding does."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.block_formats import FORMATS, RUN, Factor
+from ...base.block_formats import FORMATS, RUN, Factor, Format
 from ...base.tensor_types import GRID_TYPES, IQ1_M
 from ...contract.blocks import factors_of, weights_as
 from ...model.records import Blocks, Weights
@@ -20,6 +21,10 @@ _FOLLOWS = 0.6  # of the squared error: weights that are rounded again to int8, 
 AGAIN = 2.0**-7
 """Level of noise up to which weights may have been rounded again, to int8 in blocks of 32: that is a table as well, and has 2^-7.2."""
 _DIGITS = 4  # of a weight in units of its block, whose scale is a float16
+
+
+Order = NDArray[np.intp] | slice
+_ALL = slice(None)
 
 
 class Codes(NamedTuple):
@@ -48,11 +53,37 @@ def codes_of(table: Blocks, rows: NDArray[np.integer]) -> Codes | None:
 
 def scales_and_codes(table: Blocks, rows: NDArray[np.integer]) -> tuple[Array, Array]:  # -> [n, M] each
     """The scale and the code of each weight of some rows, of a type that has integers."""
-    data, form = np.ascontiguousarray(table.data[rows]).view(np.uint8), FORMATS[table.type.name]
+    form = FORMATS[table.type.name]
+    codes, data = _codes(table, rows, form), np.ascontiguousarray(table.data[rows]).view(np.uint8)
+    return factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale).reshape(codes.shape).astype(np.float64), codes
+
+
+def _codes(table: Blocks, rows: NDArray[np.integer], form: Format) -> Array:
     plain = Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256)
-    codes = weights_as(data, replace(form, scale=plain, minimum=None))
-    scales = factors_of(data.reshape(-1, form.layout.itemsize), form, form.scale)
-    return scales.reshape(codes.shape).astype(np.float64), codes.astype(np.float64)
+    data = np.ascontiguousarray(table.data[rows]).view(np.uint8)
+    return weights_as(data, replace(form, scale=plain, minimum=None)).astype(np.float64)
+
+
+class Planes(NamedTuple):
+    """What some weights [n, M] are made of: a scale times the sum of planes of bits, and a number that is added."""
+
+    scales: Array  # [n, M]
+    planes: Sequence[Array]  # [n, M] each, the low bits first; one of whole codes where these have a sign or a table
+    added: Array  # [n, M]
+
+    @classmethod
+    def of(cls, table: Blocks, rows: NDArray[np.integer]) -> "Planes":
+        form, (scales, codes) = FORMATS[table.type.name], scales_and_codes(table, rows)
+        parts, planes = range(len(form.codes[0].parts)), [codes]
+        if len(parts) > 1:
+            single = [tuple(replace(each, parts=(each.parts[k],), bias=0) for each in form.codes) for k in parts]
+            planes = [_codes(table, rows, replace(form, codes=codes)) for codes in single]
+        return cls(scales, planes, rows_of(table, rows) - scales * sum(planes))
+
+    def read(self, codes: Order = _ALL, scales: Order = _ALL, low: Order = _ALL) -> Array:
+        """The weights, if codes, scales with what is added, or the low bits of codes alone are taken in another order."""
+        first = self.planes[0][:, low if low is not _ALL else codes]
+        return self.scales[:, scales] * sum((plane[:, codes] for plane in self.planes[1:]), first) + self.added[:, scales]
 
 
 def wrong_codes(x: Array, weights: Weights, error: Array) -> str:

@@ -1,6 +1,6 @@
 """The steps that expressions are made of, and the tables of steps that one may be mistaken for another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -142,6 +142,32 @@ ORDERS: dict[str, Callable[..., Array]] = {
 """Orders of the things along an axis, which an index that is computed wrongly gives."""
 
 
+Start = tuple[int, int, int]
+"""How much farther apart rows are read than they lie, how far behind their place, and of which number each start is a multiple."""
+
+
+def starts(what: str, offsets: Iterable[int]) -> Iterator[tuple[str, Start]]:
+    """Yields places that rows, or heads, may be read from by mistake, in words."""
+    for n in offsets:
+        if what == "row":
+            yield f"numbers are read {abs(n)} {'behind' if n > 0 else 'before'} their place", (0, n, 1)
+        yield f"{what}s are read by a stride that is {abs(n)} too {'large' if n > 0 else 'small'}", (n, 0, 1)
+    for n in (2**k for k in range(1, 8)):
+        yield f"{what}s are read from the last multiple of {n} before their start", (0, 0, n)
+
+
+def places_from(start: Start, count: int, width: int) -> NDArray[np.intp]:
+    """The place of each number that is read, of so many rows."""
+    stride, offset, multiple = start
+    return ((np.arange(count)[:, None] * (width + stride) + offset) // multiple * multiple + np.arange(width)).ravel()
+
+
+def read_from(x: Array, start: Start, size: int | None = None) -> Array:
+    """x [T, width] with its rows, or each `size` numbers, read from there; the nearest number where there is none."""
+    size = size or x.shape[1]
+    return x.ravel()[places_from(start, x.size // size, size).clip(0, x.size - 1)].reshape(x.shape)
+
+
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +226,15 @@ MASKS: dict[str, tuple[str, Sees]] = {
     ),
     "chunk": ("tokens see the future within their chunk of {n}", lambda i, j, w, n: causal(i, j, w) | (i // n == j // n)),
     "own_chunk": ("tokens see their own chunk of {n} alone", lambda i, j, w, n: causal(i, j, w) & (i // n == j // n)),
+    "aligned": (
+        "in each chunk of {n}, keys are seen up to the token's number in the chunk: the mask is aligned with the first key",
+        lambda i, j, w, n: causal(i % n, j, w),
+    ),
+    "later_aligned": (
+        "from position {n} on, keys are seen up to the token's number in the chunk: the mask is aligned with the first key",
+        lambda i, j, w, n: causal(np.where(i < n, i, i - n), j, w),
+    ),
+    "first_only": ("keys from position {n} on are not seen: there is no room for more", lambda i, j, w, n: causal(i, j, w) & (j < n)),
     "later_chunk": (
         "tokens from position {n} on see each other's future: a later chunk is not masked inside",
         lambda i, j, w, n: causal(i, j, w) | ((i >= n) & (j >= n)),

@@ -63,9 +63,11 @@ _LIKELY = {
     "rope.factors": "steps: missing the factors of the frequencies",
     "rope.base": "usual_numbers: the frequency base",
     "rope.scaled_local": "positions",
+    "rope.other_layers": "another",
     "attention.unscaled": "steps: missing the score scale",
     "attention.divided_by_width": "steps: twice the score scale",
     "attention.no_window": "masks",
+    "attention.other_layers": "another",
     "attention.heads_in_turn": "groups",
     "activation.swapped": "exchanged",
     "experts.not_normalised": "steps: missing the sum of the token's experts",
@@ -92,7 +94,8 @@ _ANYWHERE = {
     "codes.unshifted": "codes: 0, +1, +2",
     "codes.layout": "codes",
     "weights.transposed": "order",
-    "weights.others": "other_weight",
+    "weights.others": "another",
+    "norm.others": "another",
     "input.unnormed": "other_tensor",
     "norm.other_weight": "other_weight: the norm's weight",
     "norm.after_rope": "swapped",
@@ -159,8 +162,6 @@ QUANTISING = tuple(
 )
 _DIVIDED = "the weights of a token's experts are divided by their sum, as by a softmax over their logits alone"
 _ENGINES = (
-    Mistake("rope.other_layers", "queries and keys are rotated as in {which} layers", ROPE, engine=engines.local_layers),
-    Mistake("attention.window_layers", "the layers with the window are one layer {how} than in the model", engine=engines.window_layers),
     Mistake("experts.normalised", _DIVIDED, ("ffn_moe_weights",), engine=engines.normalized_experts),
     Mistake("experts.permuted", "experts are in another order: {order}", tuple(OF_EXPERTS), engine=engines.permuted_experts),
     Mistake("experts.count", "a token takes {taken} experts, not {right}", ("ffn_moe_out",), engine=engines.other_counts),

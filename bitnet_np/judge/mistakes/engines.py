@@ -81,23 +81,6 @@ def _unquantised(base: Variant) -> Variant:
 # --- models ---------------------------------------------------------------------------------------------------------------------------
 
 
-def window_layers(base: Variant) -> Engines:
-    """Layers with the window are others."""
-    c = base.model.config
-    for how, by in (("later", 1), ("earlier", -1)):
-        if c.window is not None and c.window_layers and (by == 1 or c.n_layers > 2):
-            names = ("window_layers", "local_layers")
-            yield {"how": how}, base.with_config(**{name: tuple(sorted((n + by) % c.n_layers for n in getattr(c, name))) for name in names})
-
-
-def local_layers(base: Variant) -> Engines:
-    """Layers of one kind alone."""
-    c = base.model.config
-    for which, layers in (("global", ()), ("local", tuple(range(c.n_layers)))):
-        if c.local_layers:
-            yield {"which": which}, base.with_config(local_layers=layers)
-
-
 def normalized_experts(base: Variant) -> Engines:
     """Weights of experts that are divided by their sum."""
     c = base.model.config

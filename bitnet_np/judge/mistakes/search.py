@@ -25,7 +25,7 @@ from ..law.noise import UNEVEN
 from ..parts import Part
 from ..readings.table import LOOSE
 from ..words import digits
-from .catalogue import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS
+from .catalogue import CATALOGUE, HIDDEN, OF_HEADS, OF_ROWS, ROWS
 from .hypotheses import AND, cached_and_rounded, hypotheses, narrowed
 
 OVERHEAD = 2 * 10**5
@@ -144,7 +144,7 @@ class Case(ABC):
 
 def _is_of_rows(cause: Hypothesis) -> bool:
     """Whether it is in all numbers of an operation, or in none."""
-    return cause.id in OF_ROWS or cause.text.startswith("epsilon")
+    return cause.id in OF_ROWS or cause.text.startswith(("epsilon", "token ids"))
 
 
 @dataclass
@@ -226,6 +226,10 @@ class Search:
         if cause.id == "any.factor" and cause.left > max(case.noise, EXACT):  # a number inside the operation may leave less
             inside = self.hidden(case, numbered=True)
             cause = inside if inside is not None and _ALIKE * inside.left < cause.left else cause
+        elif cause.id == "any.factor":  # a step, or a number of the model, says more
+            inside = _best(self._fits(case, _with_factor(case, cause.number or 1.0), max(case.noise, EXACT)))
+            if inside is not None and inside.left <= _ALIKE * cause.left + EXACT:
+                cause = inside if inside.number is None else replace(cause, text=f"{cause.text}, as where {inside.text}")
         return _with_alike(cause, fits) if len(case.span) > 1 and not case.exact else cause
 
     def unnamed(self, case: Case) -> Hypothesis | None:
@@ -311,7 +315,7 @@ def fitted(theirs: Array, value: Array) -> Iterator[tuple[Hypothesis, Array]]:
     square = max(float((value * value).sum()), 1e-300)
     yield Hypothesis("the sign is flipped", "any.sign"), -value
     ratio = float((theirs * value).sum()) / square
-    yield Hypothesis(f"everything is {digits(ratio)} times what it should be", "any.factor"), ratio * value
+    yield Hypothesis(f"everything is {digits(ratio)} times what it should be", "any.factor", number=ratio), ratio * value
     if len(value) > 2:
         for shift, which in ((1, "previous"), (-1, "next")):
             rows = np.roll(value, shift, axis=0)
@@ -332,6 +336,13 @@ def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
 
     new = (one for one in hypotheses(case.span, case.single, HIDDEN, stop) if one.text not in case.tried)
     return sorted(new, key=likely)
+
+
+def _with_factor(case: Case, factor: float) -> Iterator[Hypothesis]:
+    """Yields other steps of the last operation, and numbers of the model times what may make a result this factor of what is right."""
+    for one in hypotheses(case.span[-1:], case.single, [ROWS["edit.steps"], ROWS["edit.numbers"]]):
+        right = (one.grid[0] * one.grid[-1]) ** 0.5 if one.grid else 1.0  # the middle of its grid
+        yield from (one.with_number(right * factor**power) for power in (1, -1)) if one.grid else (one,)
 
 
 def _alike(fits: Sequence[Hypothesis], least: float = 0.0) -> list[Hypothesis]:

@@ -29,6 +29,7 @@ _FEW_FOREIGN = 2  # values: later ones that are read are more, where there is no
 _PARALLEL = 0.1  # of a value: what is left of one that is read
 _KNOTS = 33  # between which a function is a line
 _MOST = 40  # positions whose weights are solved for
+_UNREPEATED = 6  # the same, where later tokens repeat earlier ones
 
 
 AS_SLOTS = "as by empty slots whose keys and values are 0"
@@ -149,7 +150,8 @@ def foreign_values(wrong: Wrong) -> str | None:
     outside, ranks, doubtful = _ranks_outside(attended)
     if ranks.max() == 0:
         return _loosely(attended)
-    if (part := float(np.abs(outside).max())) < _COARSE:
+    is_noise = 2 * doubtful.min() >= min(t, c.head_dim - t)  # few values of elsewhere have few ranks
+    if (part := float(np.abs(outside).max())) < _COARSE and is_noise:
         more = "" if attended.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
         return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
     which, first = "values that are not of this sequence are summed too", int(wrong.wrong_rows[0])
@@ -235,8 +237,13 @@ def _by_head(x: Array, like: Array) -> Array:  # [T, H * K] -> [H, T, K]
 
 def wrong_weights(wrong: Wrong) -> str | None:
     """What the scores, or the softmax's sums, have in common with the right ones, if outputs are sums of the right values."""
-    attended = attention(wrong, min(_MOST, wrong.model.config.head_dim - 2))
+    most = min(_MOST, wrong.model.config.head_dim - 2)
+    attended = attention(wrong, most)
     solved = _Solved.of(attended)
+    repeated = np.setdiff1d(np.arange(len(attended.values)), solved.distinct)
+    if repeated.size and repeated[0] >= _UNREPEATED:  # the first tokens alone have values of their own
+        attended = attention(wrong, int(repeated[0]))
+        solved = _Solved.of(attended)
     is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(attended.values)
     if not is_told or (np.abs(solved.weights - solved.right) < _FINE + _CLEAR * solved.spread).all():
         return None
@@ -343,6 +350,9 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
         keys -= np.median(keys)
         off = np.flatnonzero(np.abs(keys) > 5 * near)
         return f"a number is added to the scores of {runs('key', off)}, {least_to_largest(keys[off])}"
+    is_sure = usable & (solved.spread < SAME_LOGARITHMS * np.abs(weights))
+    if (text := _of_keys(attended, np.where(is_sure, error, np.nan))) is not None:
+        return text
     below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
     knots = np.linspace(below[usable].min(), 0, _KNOTS)
     hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
@@ -368,3 +378,30 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     if np.abs(elements[off]).max() < _COARSE:
         return f"{which} of each head are left out of q . k"
     return f"{which} of each head are multiplied by {least_to_largest(elements[off], 3)} in q . k"
+
+
+def _of_keys(attended: Attention, error: Array) -> str | None:
+    """The keys of few positions that are others, solved for by the queries of tokens behind them. error: of scores, but for a constant of
+    each row, [H, T, T]; NaN where it is not known."""
+    c, t = attended.wrong.model.config, len(attended.values)
+    is_enough = np.isfinite(error).sum(axis=2, keepdims=True) > SPARE  # for most of a row to be right
+    error = np.where(is_enough, error - np.nanmedian(error, axis=2, keepdims=True), np.nan)
+    away = np.nanmax(np.abs(error), axis=(0, 1), initial=0)
+    off = np.flatnonzero(away > 5 * SAME_LOGARITHMS)
+    if c.score_cap is not None or not 0 < SPARE * off.size <= t:
+        return None
+    keys = attended.keys.copy()
+    for s in off:
+        for group in np.arange(c.heads).reshape(c.kv_heads, -1):
+            of_group = error[group][:, :, s]
+            known = np.isfinite(of_group)
+            queries = attended.queries.swapaxes(0, 1)[group][known] * score_scale(c)
+            if len(queries) < queries.shape[1] + SPARE:
+                return None
+            keys[s, group] += np.linalg.lstsq(queries, of_group[known], rcond=1e-9)[0]
+    scores = np.einsum("thk,shk->hts", attended.queries, keys) * score_scale(c)
+    if not attended.wrong.accounts(attended.outputs(spec.softmax(np.where(attended.visible, scores, -np.inf)))):
+        return None
+    at, (theirs, right) = runs("position", off), (x[:, :: attended.shared] for x in (keys, attended.keys))
+    text = structure(Numbers(theirs, right, ("position", "head", "element"), attended.wrong.noise))
+    return f"keys: {text or f'those of {at} are others'}; values, and all other keys, are right"

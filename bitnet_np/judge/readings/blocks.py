@@ -1,14 +1,16 @@
 """The factor, and the constant, that each block of the weights of a row has: solved for where there are more positions than blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from ...base.block_formats import FORMATS, RUN
 from ...model.records import Blocks
+from ..edits.blocks import orders
 from ..evidence import LEFT, SAME, SPARE, matched
-from ..law.codes import scales_and_codes, wrong_codes
+from ..law.codes import Planes, scales_and_codes, wrong_codes
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, least_to_largest
 from .structure import Numbers, loose_structure, structure
@@ -16,6 +18,9 @@ from .wrong import Wrong
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
+_LARGE = 1 << 22  # weights: of a larger matrix wrong rows alone are compared
+_NUMBERS = 32  # of a product: in fewer two orders are found by chance
+_FEW = 16  # of them, and of positions, by which orders of bits are told
 _ALIKE = 1e-2  # relative: zero points that are one
 
 
@@ -29,10 +34,47 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
     matrix, tokens, columns = wrong.steps[node.inputs[1]], wrong.wrong_rows, wrong.wrong_columns
     columns = columns[:: -(-columns.size // _ROWS)]
     x, y = wrong.steps[node.inputs[0]][tokens], needed[np.ix_(tokens, columns)]
-    for cut in _cuts(matrix, columns):
+    every = np.arange(matrix.shape[0]) if matrix.shape[0] * matrix.shape[1] <= _LARGE else columns
+    for i, cut in enumerate(_cuts(matrix, columns)):
         if (solved := _solved(x, cut, y, wrong.noise)) is not None:
-            return f"{cut.name}: {_in_words(cut, *solved)}"
-    return wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None
+            whole = next(islice(_cuts(matrix, every), i, None))
+            factors, constants = whole.factors.copy(), whole.constants.copy()
+            at = np.searchsorted(every, columns)
+            factors[at], constants[at] = solved
+            return f"{cut.name}: {_in_words(whole, factors, constants)}"
+    own = matrix.weights if isinstance(matrix.weights, Blocks) and matrix.weights.type.name in FORMATS else None
+    text = own and y.size >= _NUMBERS and _in_order(x, own, columns, y, wrong.noise)
+    return text or wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None
+
+
+def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, noise: float) -> str | None:
+    """The order that codes, the bits of each plane of them, or scales are read in, if that gives y [T, N] of x [T, M].
+
+    Products with planes add up, so any two orders of two planes are tried at the price of one each.
+    """
+    made, whole, few = Planes.of(table, columns[:_FEW]), Planes.of(table, columns), slice(None, _FEW)
+    every = [("", np.arange(table.shape[1])), *(order[:2] for order in orders(table.shape[1]))]
+
+    def sums(weights: Callable[[Indices], Array]) -> Array:
+        return np.stack([(x[few] @ weights(order).T).ravel() for _, order in every])
+
+    def of_plane(plane: Array) -> Array:
+        return sums(lambda order: made.scales * plane[:, order])
+
+    *of_low, of_rest = map(of_plane, made.planes)
+    rest = y[few, few].ravel() - sums(lambda order: made.added)[:1] - (of_low[0] if of_low else 0)  # [orders of low bits, n], or [1, n]
+    left = (rest**2).sum(axis=1)[:, None] - 2 * rest @ of_rest.T + (of_rest**2).sum(axis=1)
+    by_scales = ((sums(lambda order: made.read(scales=order)) - y[few, few].ravel()) ** 2).sum(axis=1)
+    (low, _), (codes, _), (scales, _) = found = [every[i] for i in (*np.unravel_index(left.argmin(), left.shape), by_scales.argmin())]
+    if by_scales.min() < left.min():
+        said, theirs = f"scales are those of other weights: {scales.format('weights')}", whole.read(scales=found[2][1])
+    elif not of_low:
+        said, theirs = f"codes are read in another order: {codes.format('codes')}", whole.read(found[1][1])
+    else:
+        bits = [words.format(f"{which} bits of codes") for which, words in (("low", low), ("upper", codes)) if words]
+        said, theirs = f"bits are read in another order: {'; '.join(bits)}", whole.read(found[1][1], low=found[0][1])
+    most = min(LEFT * ((x @ whole.read().T - y) ** 2).sum(), matched(noise) * (y**2).sum())
+    return f"{table.type.name}: {said}" if ((x @ theirs.T - y) ** 2).sum() <= most else None
 
 
 class _Cut(NamedTuple):
@@ -56,7 +98,7 @@ def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
         form = FORMATS[table.type.name]
         scales, codes = scales_and_codes(table, columns)
         share = form.weights // len(set(form.scale.lanes[: form.weights // RUN])) if form.scale.integers is not None else form.weights
-        for size in dict.fromkeys((share, form.weights)):
+        for size in dict.fromkeys((share, form.weights, share // 2)):
             if (np.diff(scales.reshape(-1, size)) == 0).all():
                 constants = (weights - codes * scales)[:, ::size]
                 yield _Cut(table.type.name, "scales", codes.reshape(len(columns), -1, size), scales[:, ::size], constants)
@@ -72,15 +114,15 @@ def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] 
     sums = np.einsum("tbi,nbi->ntb", parts, cut.codes)  # [N, T, blocks]
     added = np.broadcast_to(parts.sum(axis=2), sums.shape)
     least = np.einsum("ntb,nb->tn", added, cut.constants)
-    error = ((y - least - np.einsum("ntb,nb->tn", sums, cut.factors)) ** 2).sum()
-    most = min(LEFT * error, matched(noise) * (y**2).sum())
+    right = np.einsum("ntb,nb->tn", sums, cut.factors)
+    most = min(LEFT * ((y - least - right) ** 2).sum(), matched(noise) * (y**2).sum())
     equations = len(np.unique(x, axis=0))  # a token that comes twice has the same input in the first layer
-    for design, target in ((sums, y - least), (np.concatenate([sums, added], axis=2), y)):
+    for design, target in ((sums, y - least), (added, y - right), (np.concatenate([sums, added], axis=2), y)):
         if equations < design.shape[2] + SPARE:
             break
         solved = np.einsum("nbt,tn->nb", np.linalg.pinv(design, rcond=1e-9), target)
         if ((np.einsum("ntb,nb->tn", design, solved) - target) ** 2).sum() <= most:
-            factors, constants = solved[:, : parts.shape[1]], solved[:, parts.shape[1] :]
+            factors, constants = (cut.factors, solved) if design is added else np.split(solved, [parts.shape[1]], axis=1)
             return factors, constants if constants.size else cut.constants
     return None
 

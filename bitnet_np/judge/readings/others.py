@@ -192,7 +192,12 @@ def choices(wrong: Wrong) -> str | None:
             chosen = spec.top_experts(x[:, order], theirs.shape[1])
             if np.array_equal(chosen if equal == "first" else x.shape[1] - 1 - chosen, theirs):
                 return f"experts are chosen by {words}" + f", of equal ones the {equal}" * has_equal
-    return None
+    ranks = (np.argsort(-logits, axis=1, kind="stable")[:, None] == theirs[..., None]).argmax(axis=2)  # [T, k]
+    off = np.flatnonzero((ranks != np.arange(theirs.shape[1])).any(axis=1))
+    if not off.size or (ranks[off] != ranks[off[0]]).any():
+        return None
+    which, where = ", ".join(str(rank + 1) for rank in ranks[off[0]]), runs("position", off)
+    return f"experts {which} in the order of their logits are chosen instead of 1 to {theirs.shape[1]}, at {where}"
 
 
 def experts(wrong: Wrong) -> str | None:

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ..equivalence import complex_pairs
 from ..evidence import matched, rough
+from ..law import formats
 from ..law.expression import Array
 from ..law.functions import pairs
 from ..words import FEW, Indices, moves_in_words, plain, runs
@@ -22,16 +23,20 @@ _BEFORE = 64  # positions before the first, and behind twice the length, that ar
 
 def rotation(wrong: Wrong) -> str | None:
     """The frequencies that pairs were rotated by, where they are not the model's."""
-    right = wrong.model.rope_frequency.astype(np.float64)
-    frequency = _frequencies(_turns(wrong.rows(np.arange(min(ROWS, len(wrong.theirs))))))
-    if frequency is None or not _accounts(wrong, np.multiply.outer(np.arange(len(wrong.theirs)), frequency)):
+    right, first = wrong.model.rope_frequency.astype(np.float64), int(wrong.wrong_rows[0])
+    first = first if first > 1 else 0  # at position 0 nothing turns, whatever frequencies are
+    at = np.arange(first, len(wrong.theirs))
+    frequency = _frequencies(_turns(wrong.rows(at[:ROWS])), first)
+    if frequency is None or not _accounts(wrong.rows(at), np.multiply.outer(at, frequency)):
         return None
     still = frequency < 1e-3 * right
     if not 0 < still.sum() < right.size:
-        return _law(wrong, frequency, right) or None
-    law = _law(wrong, frequency[~still], right) if not still[: still.size - still.sum()].any() else ""
-    which = np.flatnonzero(still)
-    return f"{runs('pair', which)} of each head {'are' if which.size > 1 else 'is'} not rotated" + (f"; {law}" if law else "")
+        text = _law(wrong, frequency, right)
+    else:
+        law = _law(wrong, frequency[~still], right) if not still[: still.size - still.sum()].any() else ""
+        which = np.flatnonzero(still)
+        text = f"{runs('pair', which)} of each head {'are' if which.size > 1 else 'is'} not rotated" + (f"; {law}" if law else "")
+    return f"{f'from position {first} on ' * (first > 0)}{text}" if text else None
 
 
 def other_pairs(wrong: Wrong) -> str | None:
@@ -83,6 +88,10 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
         return ""
     if np.ptp(ratio[is_sure]) < 2 * spread[:known][is_sure].max() and known > 1:
         return f"frequencies are {np.median(ratio[is_sure]):.4g} times what they should be"
+    longrope, own = wrong.model.config.longrope, wrong.model.config.rope_base ** (-np.arange(count) / max(len(right), 1))
+    for which in ("short", "long") if longrope is not None and count == len(right) else ():
+        if (np.abs(frequency * np.array(getattr(longrope, which)) / own - 1) < spread)[is_sure].all():
+            return f"frequencies are those of the {which} factors"
     if (frequency > 0).all() and (spread < 0.1).sum() > 2:
         place = np.arange(count)
         slope, start = np.polyfit(place, np.log(frequency), 1, w=1 / spread)
@@ -119,8 +128,12 @@ def positions(wrong: Wrong) -> str | None:
     theirs = tried[place]
     if (theirs == rows).all() or not _accounts(some, angles[place]):
         return _by_head(some, rows, tried, angles)
+    for kind in (kind for kind in formats.EACH if (formats.EACH[kind](rows.astype(np.float64)) == theirs).all()):
+        return f"positions are rounded to {kind}"
     rows, theirs = rows[theirs != rows], theirs[theirs != rows]
-    texts = [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
+    by, texts = theirs - rows, [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
+    if len(np.unique(by)) < min(len(texts), FEW):  # few distances say more than many positions
+        texts = [f"{abs(n)} too {'large' if n > 0 else 'small'} at {runs('position', rows[by == n])}" for n in dict.fromkeys(by.tolist())]
     return f"tokens are rotated by other positions: {listed(texts, FEW)}"
 
 
@@ -154,12 +167,13 @@ def _turns(wrong: Wrong) -> NDArray[np.complex128]:
     return (after * before.conj()).sum(axis=1)
 
 
-def _frequencies(turns: NDArray) -> Array | None:
-    """Radians per position of each pair: the angle of position 1, made more precise by each later one."""
+def _frequencies(turns: NDArray, first: int = 0) -> Array | None:
+    """Radians per position of each pair: the angle between two positions, the second of which is behind `first`, made more precise by each
+    later one."""
     if len(turns) < 2:
         return None
-    frequency = np.angle(turns[1])
-    for t in range(2, len(turns)):
-        angle = np.angle(turns[t])
+    frequency = np.angle(turns[1] * turns[0].conj()) if first else np.angle(turns[1])
+    for t in range(first + 2 if first else 2, first + len(turns)):
+        angle = np.angle(turns[t - first])
         frequency = (angle + 2 * np.pi * np.rint((t * frequency - angle) / (2 * np.pi))) / t
     return frequency

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ...traces.points import FIELDS
-from ..evidence import LEFT, SAME, matched
+from ...traces.points import FIELDS, SLOTS
+from ..evidence import LEFT, SAME, SPARE, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
-from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs
+from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
 from .blocks import block_factors
+from .known import known_factors
 from .structure import Numbers, described_function, loose_structure, rank, structure
 from .wrong import ROWS, Wrong
 
@@ -58,6 +59,8 @@ def wrong_step(wrong: Wrong) -> str | None:
             if step.node is wrong.operation.tree:
                 continue
             how = None
+            if step.node.is_number and np.ndim(step.needed) > 1:  # it may be another one for each position
+                right = np.broadcast_to(right, (*step.needed.shape[:-1], 1))
             if not step.is_sure and np.shape(step.needed) == np.shape(right):  # whatever it is, it gives the output
                 how = _structure(step.node, step.needed, np.asarray(right), wrong)
             elif np.shape(right) == (len(wrong.theirs), 1) and wrong.wrong_columns.size == 1 and step.needed.shape == wrong.theirs.shape:
@@ -69,17 +72,18 @@ def wrong_step(wrong: Wrong) -> str | None:
             if solved is None:
                 continue
             if wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
-                how = _structure(step.node, solved, np.asarray(right), wrong)
+                how = _of_part(step.node, solved, right, values) or _structure(step.node, solved, np.asarray(right), wrong)
                 if how is not None:
                     return f"{step.node.noun}: {how}; all other steps are right"
-                if step.is_plain and plain is None:
+                if step.is_plain and plain is None and not step.node.is_number:
                     plain = f"{step.node.noun}: {_off(solved, right)}; all other steps are right"
     return plain
 
 
 def structure_of_all(wrong: Wrong) -> str | None:
     """What makes all wrong numbers of the right ones by few numbers, whatever the operation is."""
-    return next(filter(None, map(structure, _numbers(wrong))), None)
+    known = (known_factors(numbers, wrong) for numbers in _numbers(wrong))
+    return next(filter(None, (*map(structure, _numbers(wrong)), *known)), None)
 
 
 def own_numbers(wrong: Wrong) -> str | None:
@@ -88,10 +92,12 @@ def own_numbers(wrong: Wrong) -> str | None:
 
 
 def _numbers(wrong: Wrong) -> Iterator[Numbers]:
-    """Yields the numbers of a tensor, cut into heads and whole."""
-    size, shape = wrong.head_dim, (len(wrong.theirs), -1, wrong.head_dim)
+    """Yields the numbers of a tensor, cut into heads or slots of experts, and whole."""
+    slots = wrong.key.name in SLOTS and wrong.key.name != "ffn_moe_weights"
+    size = wrong.theirs.shape[1] // wrong.model.config.experts_used if slots else wrong.head_dim
     if size > 1:
-        yield Numbers(wrong.theirs.reshape(shape), wrong.value.reshape(shape), ("position", "head", "element"), wrong.noise)
+        shape, axes = (len(wrong.theirs), -1, size), ("position", "slot" if slots else "head", "element")
+        yield Numbers(wrong.theirs.reshape(shape), wrong.value.reshape(shape), axes, wrong.noise)
     yield Numbers(wrong.theirs, wrong.value, ("position", "element"), wrong.noise)
 
 
@@ -104,7 +110,8 @@ def _structure(node: Node, solved: Array, right: Array, wrong: Wrong) -> str | N
         axes = ("position", "slot", "element")
     kept = [i for i, size in enumerate(right.shape) if size > 1]
     shape = [right.shape[i] for i in kept]
-    return structure(Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise))
+    numbers = Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise)
+    return (None if node.is_number else structure(numbers)) or known_factors(numbers, wrong)
 
 
 def low_rank(wrong: Wrong) -> str | None:
@@ -194,6 +201,27 @@ def _solved(step: _Step, right: Array) -> Array | None:
     several = (square > 0).sum(axis=axes) > 1
     solved = np.where(several, solved, right.reshape(solved.shape))
     return solved.reshape(right.shape) if several.any() and np.isfinite(solved).all() else None
+
+
+def _of_part(node: Node, solved: Array, right: Array, values: dict[Node, Any]) -> str | None:
+    """The run of a row's numbers whose squares a mean leaves out or has twice, if that gives its numbers [.., 1]."""
+    off = np.flatnonzero(np.abs(solved / right - 1) > SAME)
+    if node.what != "mean square" or off.size < SPARE:
+        return None
+    x, mean = values[node.inputs[0]], solved.ravel()[off, None]
+    square, width = np.square(x.reshape(-1, x.shape[-1])[off]), x.shape[-1]
+    sums, index = np.append(0 * mean, square.cumsum(axis=1), axis=1), np.arange(width + 1)  # [n, M + 1]: of the numbers before each
+    missing, all_of = sums[:, -1:] - mean * width, np.full(width + 1, width)
+    last = np.searchsorted(sums[0], sums[0] + abs(missing[0, 0])).clip(0, width)  # sums grow: each first number has one last number
+    for first, end, is_counted in ((index, last, True), (index, last - 1, True), (0 * index, index, False), (index, all_of, False)):
+        counted = width if is_counted else np.maximum(width - (end - first), 1)
+        sign = np.sign(missing[0, 0]) if is_counted else 1
+        left = np.abs((sums[:, -1:] - sign * (sums[:, end] - sums[:, first])) / counted / mean - 1).max(axis=0)
+        run = np.arange(first[left.argmin()], end[left.argmin()])
+        if left.min() <= SAME and 0 < run.size < width:
+            how = "left out" if sign > 0 else "counted twice"
+            return f"{runs_and_verb('element', run, 'is')} {how}{', and not counted' * (not is_counted)}"
+    return None
 
 
 def _off(solved: Array, right: Array) -> str:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ..evidence import SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
 from ..law.expression import Array
-from ..law.functions import ACTIVATIONS
-from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, runs
+from ..law.functions import ACTIVATIONS, places_from, starts
+from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, rules, runs
 
 _LEAST = 16  # numbers: a law of fewer is chance
 _STILL = 1e-3  # of the largest factor: less is 0 but for roundings
@@ -27,6 +27,16 @@ _OFFSET = 64  # numbers that a pointer may be off by
 _LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _FEW_SLICES = 1000  # of which one number alone tells which it is
+
+
+_ROOTS = {1.0: "{}", -1.0: "1 / {}", 2.0: "the square of {}", 0.5: "the root of {}"}
+POWERS = _ROOTS | {-power: f"1 / {words}" for power, words in _ROOTS.items() if power > 0}
+"""By an exponent: what is said of numbers with it."""
+
+
+def powered(x: Array, power: float) -> Array:
+    """Numbers with an exponent, of the same sign; 0 where they are."""
+    return np.sign(x) * np.where(x == 0, 1, np.abs(x)) ** power
 
 
 class Numbers(NamedTuple):
@@ -107,17 +117,23 @@ def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | Non
     """The slice of the right ones [n, m] that each of theirs is. Slices of few numbers are only told where they are few, and several
     wrong."""
     is_wide = right.shape[1] >= SPARE
-    near = (10 * same if is_wide else same / 10) * float(np.abs(right).max())
+    near = (10 * same if is_wide else same if right.shape[1] > 1 else same / 10) * float(np.abs(right).max())
     source, off = np.arange(len(right)), np.flatnonzero((np.abs(theirs - right) > near).any(axis=1))
     if not off.size or len(right) < 2 or not (is_wide or (off.size >= SPARE and len(right) <= _FEW_SLICES)):
         return None
     found = sources(right, theirs[off], near)
     if found is None:
         return None
-    shifts, often = np.unique(found - off, return_counts=True)  # some slices may be alike: one shift says more than several
-    shifted = np.clip(off + shifts[often.argmax()], 0, len(right) - 1)
-    source[off] = shifted if (np.abs(right[shifted] - theirs[off]) <= near).all() else found
+    shifts, often = np.unique(found - off, return_counts=True)  # some slices may be alike: one shift, or a rule, says more than several
+    shifted = np.clip(np.arange(len(right)) + shifts[often.argmax()], 0, len(right) - 1)
+    alike = (rule[off] for rule in (shifted, *(rule for _, rule in rules(len(right)))) if _is_near(right[rule[off]], theirs[off], near))
+    source[off] = next(alike, found)
     return source
+
+
+def _is_near(right: Array, theirs: Array, near: float) -> bool:
+    """Whether slices are these, by the first of them to begin with."""
+    return bool((np.abs(right[0] - theirs[0]) <= near).all() and (np.abs(right - theirs) <= near).all())
 
 
 def _laid_out(n: Numbers) -> str | None:
@@ -134,18 +150,14 @@ def _shifted(n: Numbers) -> str | None:
     if size > _LARGE:
         return None
     flat, theirs = n.right.ravel(), n.theirs.ravel()
-    index = np.arange(size)
-    for by in (k for d in range(1, _OFFSET + 1) for k in (d, -d)):
-        for source, words in (
-            (index + by, f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place"),
-            (index + index // width * by, f"rows are read {width + by} numbers apart instead of {width}"),
-        ):
-            inside = (source >= 0) & (source < size)
-            few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
-            if inside.mean() <= 0.5 or not np.allclose(theirs[few], flat[source[few]], rtol=1e-3):
-                continue
-            if n.explained(np.where(inside, flat[np.clip(source, 0, size - 1)], theirs).reshape(n.right.shape)):
-                return words
+    for words, start in starts("row", (k for d in range(1, _OFFSET + 1) for k in (d, -d))):
+        source = places_from(start, size // width, width)
+        inside = (source >= 0) & (source < size)
+        few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
+        if inside.mean() <= 0.5 or not np.allclose(theirs[few], flat[source[few]], rtol=1e-3):
+            continue
+        if n.explained(np.where(inside, flat[source.clip(0, size - 1)], theirs).reshape(n.right.shape)):
+            return words
     return None
 
 
@@ -164,7 +176,7 @@ def _views(n: Numbers) -> Iterator[tuple[tuple[int, ...], str]]:
                 yield (i, j), f"{n.axes[j]} of each {n.axes[i]}"
 
 
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """Factors, or constants, that make all of their numbers."""
 
     numbers: Array  # of each thing, [1.., n, ..1]
@@ -181,7 +193,7 @@ class _Fit(NamedTuple):
         return np.flatnonzero(np.abs(x - 1) > same if self.is_factor else np.abs(x) > same * np.abs(x).max())
 
 
-def _fitted(n: Numbers) -> Iterator[_Fit]:
+def fitted(n: Numbers) -> Iterator[Fit]:
     for axes, what in _views(n):
         rest = tuple(i for i in range(n.right.ndim) if i not in axes)
         if np.prod([n.right.shape[i] for i in rest]) < SPARE:
@@ -189,14 +201,14 @@ def _fitted(n: Numbers) -> Iterator[_Fit]:
         square = (n.right**2).sum(axis=rest, keepdims=True)
         factor = np.where(square > 0, (n.theirs * n.right).sum(axis=rest, keepdims=True) / square, 1)
         for numbers, is_factor in ((factor, True), ((n.theirs - n.right).mean(axis=rest, keepdims=True), False)):
-            fit = _Fit(numbers, is_factor, what, len(axes) < 2)
+            fit = Fit(numbers, is_factor, what, len(axes) < 2)
             if n.explained(fit.made(n.right, numbers)):
                 yield fit
 
 
 def _by_few_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of which few are different."""
-    for fit in _fitted(n):
+    for fit in fitted(n):
         numbers, few = fit.numbers.ravel(), np.full(fit.numbers.size, float(fit.is_factor))
         groups = _groups(numbers, fit.off(n.same), n.same)
         if not fit.is_single or len(groups) > _GROUPS:
@@ -213,7 +225,7 @@ def _by_few_factors(n: Numbers) -> str | None:
 
 def _by_factors(n: Numbers) -> str | None:
     """A factor, or a constant, of each thing along an axis."""
-    for fit in _fitted(n):
+    for fit in fitted(n):
         numbers, off = fit.numbers.ravel(), fit.off(n.same)
         which = "" if off.size == numbers.size or not fit.is_single else f", at {places_of(off, numbers.size, fit.what)}"
         how = f"each {fit.what} is multiplied by a number of its own" if fit.is_factor else f"a number is added to each {fit.what}"
@@ -304,6 +316,9 @@ def _function(n: Numbers) -> str | None:
     cap = nearest_number(lambda cap: float(((cap * np.tanh(x / cap) - y) ** 2).sum()), caps, worth=_WORTH * float(((x - y) ** 2).sum()))
     if cap is not None and n.explained(cap * np.tanh(x / cap)):
         return f"numbers are soft-capped at {plain(cap, n.same / 4)}"
+    for power, words in POWERS.items():
+        if power != 1 and n.explained(powered(x, power)):
+            return f"they are {words.format('what is right')}"
     for name, function in ACTIVATIONS.items():
         if name != "nothing" and n.explained(function(x)):
             return f"{name} of them stands there"
