@@ -20,10 +20,10 @@ from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
-from .contrast import Condition, Contrast, meets
+from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_statements, in_words, positions_in_words
+from .facts import in_statements, in_words
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -52,10 +52,9 @@ class Finding:
     outcome: Outcome
     condition: Condition | None  # None: no statement fits all runs
     stands: bool  # whether random runs confirmed the condition
-    failing: int  # runs that met the condition, and failed
-    passing: int  # runs that did not meet it, and passed
+    failing: int = 0  # runs that met the condition, and failed
+    passing: int = 0  # runs that did not meet it, and passed
     spared: int = 0  # runs that met it, and passed nevertheless
-    positions: str = ""  # where it is wrong, in words
     report: Report | None = None
     place: Place | None = None  # where probes of an engine that gives logits alone found the fault
     folder: Path | None = None
@@ -76,26 +75,20 @@ class Finding:
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
-        return f"{self.what} where {in_statements(self.condition)}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
+        return f"{self.what} where {in_statements(self.condition)}: {counts}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """The finding, for JSON."""
-        return {
+        return {name: getattr(self, name) for name in ("where", "stands", "failing", "passing", "spared")} | {
             "kind": self.outcome.kind,
             "text": self.outcome.text,
-            "where": self.where,
             "condition": None if self.condition is None else [str(atom) for atom in self.condition],
-            "stands": self.stands,
-            "failing": self.failing,
-            "passing": self.passing,
-            "spared": self.spared,
-            "positions": self.positions,
             "smallest": vars(self.case),
             "words": in_words(self.case),
             "report": None if self.report is None else self.report.as_dict(),
-            "place": self.place.text if self.place else None,
-            "cause": self.place.cause if self.place else None,
-            "folder": None if self.folder is None else str(self.folder),
+            "place": self.place and self.place.text,
+            "cause": self.place and self.place.cause,
+            "folder": self.folder and str(self.folder),
         }
 
 
@@ -223,8 +216,8 @@ def hunt_engine(
         result.notes.append("ended by Ctrl-C")
     try:
         runner.deadline = float("inf")
-        for n, finding in enumerate(result.findings):
-            result.findings[n] = explain(finding)
+        for n in range(len(result.findings)):
+            result.findings[n] = explain(hunt.counted(n))
     except KeyboardInterrupt:
         result.notes.append("ended by Ctrl-C")
     runner.pool.shutdown(cancel_futures=True)
@@ -328,6 +321,8 @@ class _Hunting:
                 self.refuse(case, outcome)
             if outcome.failed and self.pursue(case):
                 return True
+            if outcome.kind == "ok":
+                self.doubt(case)
         return False
 
     def refuse(self, case: Case, outcome: Outcome) -> None:
@@ -353,19 +348,51 @@ class _Hunting:
         known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
         for n, condition in known.items():  # in a prefix a failure may show in some models alone
             if meets(tuple(atom for atom in condition if atom.fact != "own") or condition, case):
-                findings[n] = replace(findings[n], failing=findings[n].failing + 1)
+                self.shorten(n, case)
                 return False
         if group == "hang" and isinstance(engine, Command | Server):
             self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
         for n in known:
-            wider = _Pursuit(self, group, findings[n].case, [known[i] for i in known if i != n]).finding(wider=True)
+            wider = self.pursuit(n).finding(spare=0)
             if wider.condition is not None and meets(wider.condition, case):
                 findings[n] = wider
                 break
         else:
-            findings.append(_Pursuit(self, group, case, [*known.values()]).finding())
+            pursuit = _Pursuit(self, group, case, [*known.values()])
+            with suppress(TimeoutError):
+                pursuit.shrink()
+            findings.append(pursuit.finding())
         self.runner.engine = engine
         return True
+
+    def pursuit(self, n: int) -> "_Pursuit":
+        """Of a finding, beside the others."""
+        others = [one for i, one in enumerate(self.result.findings) if i != n]
+        finding, group = self.result.findings[n], self.result.findings[n].outcome.group
+        explained = [one.condition for one in others if one.outcome.group == group and one.condition is not None]
+        return _Pursuit(self, group, finding.case, explained)
+
+    def shorten(self, n: int, case: Case) -> None:
+        """Take a shorter case of a finding: ids, a window or threads may have kept its smallest one long."""
+        finding, pursuit = self.result.findings[n], self.pursuit(n)
+        if case.length < finding.case.length and pursuit.is_same(case, self.runner.outcomes[case]):
+            pursuit.smallest = case
+            pursuit.shrink()
+            self.result.findings[n] = replace(finding, case=pursuit.smallest, outcome=self.runner.outcomes[pursuit.smallest])
+
+    def doubt(self, case: Case) -> None:
+        """Ask again for the condition of a finding that a run contradicts, which is right."""
+        for n, finding in enumerate(self.result.findings):
+            if finding.stands and finding.condition and not finding.spared and not is_alike(case) and meets(finding.condition, case):
+                self.result.findings[n] = self.pursuit(n).finding()
+
+    def counted(self, n: int) -> Finding:
+        """A finding with the runs of the whole hunt."""
+        outcomes, finding, same = self.runner.outcomes, self.result.findings[n], self.pursuit(n).is_same
+        failing, passing = [c for c, o in outcomes.items() if same(c, o)], [c for c, o in outcomes.items() if o.kind == "ok"]
+        met = [c for c in failing if finding.condition is None or meets(finding.condition, c)]
+        spared = sum(meets(finding.condition, c) for c in passing) if finding.condition else 0
+        return replace(finding, failing=len(met), passing=len(passing) - spared, spared=spared)
 
 
 @dataclass
@@ -377,37 +404,29 @@ class _Pursuit:
     smallest: Case
     explained: list[Condition]  # of other failures of the group
 
-    def finding(self, wider: bool = False) -> Finding:
-        """What is known of it when nothing is left to ask, or the time is over. wider: whether to look for one condition of all failing
-        cases, and no longer than there may be one."""
-        runner, case = self.hunt.runner, self.smallest
-        bad, contrast = runner.outcomes[case].bad, None
+    def shrink(self) -> None:
+        """Find the smallest case. Raises TimeoutError where the time is over before."""
+        runner = self.hunt.runner
+        bad = runner.outcomes[self.smallest].bad
         hint = 1 + min(p for _, p in bad) if bad else None
+        smallest(self.smallest, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
+
+    def finding(self, spare: int = 2) -> Finding:
+        """What is known of it when nothing is left to ask, or the time is over. spare: kinds of right runs that may meet the condition; 0:
+        only a condition of all failing cases is looked for, and no longer than there may be one."""
+        contrast, runner = self.contrast(spare), self.hunt.runner
         with suppress(TimeoutError):
-            if not wider:
-                smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
-            contrast = self.contrast(spare=0 if wider else 2)
-            while not (contrast.stands or self.hunt.over or (wider and contrast.split)) and (cases := contrast.propose(runner.workers)):
-                for c, outcome in zip(cases, self.run(cases), strict=True):
+            while not (contrast.tested or self.hunt.over or (contrast.split and not spare)) and (cases := contrast.propose(runner.workers)):
+                for case, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
-                        self.hunt.refuse(c, outcome)
-                    elif outcome.kind == "ok" or self.is_same(c, outcome):
-                        contrast.add(c, outcome.failed)
-        contrast = contrast or self.contrast()
-        condition = None if wider and contrast.split else contrast.condition
-        cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
-        told = {atom.fact for atom in condition or ()}
-        where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
-        outcome = runner.outcomes[self.smallest]
-        spared = sum(meets(condition, c) for c in contrast.passing) if condition else 0
-        passing = len(contrast.passing) - spared
-        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), passing, spared, where)
+                        self.hunt.refuse(case, outcome)
+                    elif outcome.kind == "ok" or self.is_same(case, outcome):
+                        contrast.add(case, outcome.failed)
+        condition = contrast.told() if spare or not contrast.split else None
+        return Finding(self.smallest, runner.outcomes[self.smallest], condition, contrast.stands, spared=contrast.spared)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
         return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
-
-    def bad(self, case: Case) -> tuple[tuple[int, int], ...]:
-        return self.hunt.runner.outcomes[case].bad
 
     def keep(self, case: Case) -> None:
         self.smallest = case
@@ -432,7 +451,7 @@ class _Pursuit:
         passing = [c for c, o in outcomes.items() if o.kind == "ok"]
 
         def rows(case: Case) -> dict[int, int]:
-            return dict(sorted(self.bad(case), reverse=True))  # the first one of each
+            return dict(sorted(outcomes[case].bad, reverse=True))  # the first one of each
 
         return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng, spare)
 
