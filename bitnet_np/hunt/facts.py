@@ -31,9 +31,7 @@ class Fact(NamedTuple):
     """What may be so of a sequence, or of a call."""
 
     cost: float  # how far-fetched a statement about it is
-    words: (
-        str  # `{}` stands for a number or name, (a|b) for a where it is so and b where it is not, `{call}` for "a call", then "that call"
-    )
+    words: str  # `{}`: a number or name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
     value: Callable[[Any], Any]  # of what `facts_of` knows
 
     @property
@@ -52,6 +50,9 @@ CALLS = {
     "beyond": Fact(0.2, "the number of keys of {call} minus the window is {}", lambda s: s.end - s.window),
     "windows": Fact(0.35, "the number of whole windows before the last token of {call} is {}", lambda s: (s.end - 1) // s.window),
     "overlong": Fact(0.1, "the length of {call} minus the window is {}", lambda s: s.count - s.window),
+    "unheld": Fact(0.9, "(no|a) window holds all keys of {call}", lambda s: ~(s.end <= s.window)),
+    "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
+    "longer": Fact(0.6, "{call} is (|not )longer than the first one", lambda s: s.count > s.opening),
     "scores": Fact(0.3, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
     "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
@@ -63,7 +64,7 @@ CALLS = {
     "more experts": Fact(0.3, "there are (|no )more experts than tokens in {call}", lambda s: s.experts > s.count),
     "more pairs": Fact(0.3, "there are (|no )more experts than all tokens of {call} take", lambda s: s.experts > s.count * s.used),
 }
-"""Facts of a call."""
+"""Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
 
 
 def _at(value: Callable[[Any, Any], Any], x: Any) -> Callable[[Any], Any]:
@@ -92,6 +93,8 @@ FACTS |= {
     "experts_used": Fact(0.1, "the number of experts that a token takes is {}", lambda s: s.experts_used),
     "row": Fact(0.1, "the place in the batch is {}", lambda s: s.row),
     "pieces": Fact(0.3, "the number of calls is {}", lambda s: s.pieces),
+    "rest": Fact(0.6, "the number of tokens behind the reused prefix is {}", lambda s: s.length - s.prefix),
+    "repeated": Fact(0.3, "two ids next to each other are (equal|others)", lambda s: bool((s.ids[1:] == s.ids[:-1]).any())),
     "highest": Fact(0.45, "the highest id of the prompt is {}", lambda s: s.ids.max()),
     "rows": Fact(0.15, "the row length of {a} matrix is {}", lambda s: gcd(s.width, s.q_width, s.ffn)),
     "longest": Fact(0.3, "the longest row of a matrix is {}", lambda s: max(s.width, s.q_width, s.ffn)),
@@ -118,20 +121,17 @@ FACTS |= {
 }
 _TAIL = "(an|no) id of the prompt is behind the vocabulary's last whole tile of"
 FACTS |= {f"tail {n}": Fact(0.25, f"{_TAIL} {n}", _at(lambda s, n: s.ids.max() >= s.vocab // n * n, n)) for n in _TILES}
-FACTS |= {
-    f"behind {n}": Fact(
-        0.2, f"the number of tokens behind the first id {n} is {{}}", _at(lambda s, n: s.behind(s.vocab - 1 if n is _LAST else n), n)
-    )
-    for n in _IDS
-}
+_BEHIND = "the number of tokens behind the first id"
+FACTS |= {f"behind {n}": Fact(0.2, f"{_BEHIND} {n} is {{}}", _at(lambda s, n: s.behind(s.vocab - 1 if n is _LAST else n), n)) for n in _IDS}
 FACTS |= CALLS
 
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
-_LOWS = ("highest", *(name for name in FACTS if name.startswith(("tail", "behind"))))  # what an id may do: it does nothing where it is not
-_ENDS = ("beyond", "overlong", "scores", "longest", *_LOWS)  # facts of which bounds alone are said: other numbers are exceptions
+_LOWS = ("highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
+"""What an id does: nothing is said of prompts that do not have it."""
+_ENDS = ("beyond", "past", "overlong", "scores", "longest", *_LOWS)  # facts of which bounds alone are said: other numbers are exceptions
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
@@ -151,7 +151,7 @@ def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> 
     s.window, s.chunk, s.used = case.window or np.nan, case.chunk or np.nan, s.experts_used if s.experts else np.nan
     s.behind = lambda n: len(s.ids) - 1 - int((s.ids == n).argmax()) if n in s.ids else -1
     calls = calls_of(case, s.length)
-    s.pieces = len(calls)
+    s.pieces, s.opening = len(calls), calls[0][1]
     s.start, s.end = np.array([call for call in calls if since <= call[0] <= until], np.int64).T
     s.count, s.ids = s.end - s.start, s.ids[: s.end[-1]]
     return {name: fact.value(s) for name, fact in FACTS.items()}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -209,17 +209,18 @@ def hunt_engine(
     are drawn. explain: completes a finding."""
     hunt = _Hunting(runner, most, seed, progress)
     result = hunt.result
-    try:
-        with suppress(TimeoutError):
-            hunt.all(first, single)
-    except KeyboardInterrupt:
-        result.notes.append("ended by Ctrl-C")
-    try:
+
+    def complete() -> None:
         runner.deadline = float("inf")
         for n in range(len(result.findings)):
             result.findings[n] = explain(hunt.counted(n))
-    except KeyboardInterrupt:
-        result.notes.append("ended by Ctrl-C")
+
+    for step in (lambda: hunt.all(first, single), complete):
+        try:
+            with suppress(TimeoutError):
+                step()
+        except KeyboardInterrupt:
+            result.notes.append("ended by Ctrl-C")
     runner.pool.shutdown(cancel_futures=True)
     result.runs, result.seconds = len(runner.outcomes), time.monotonic() - runner.begin
     return result
@@ -296,13 +297,8 @@ class _Hunting:
         trials = [(name, x, changed(several if name == "ragged" else self.plain, name, x)) for name, x in changes]
         trials = [trial for trial in trials if trial[2] != self.plain]
         wrong: list[Case] = []
-        for at in range(0, len(trials), runner.workers):
-            some = trials[at : at + runner.workers]
-            if (time.monotonic() > until and at >= 2 + len(runner.engine.knobs)) or self.over:
-                for name, value, _ in trials[at:]:
-                    if name == "family":
-                        self.deck.without(name, value)
-                break
+        while trials and not (self.over or (time.monotonic() > until and trials[0][0] in GIVEN)):
+            some, trials = trials[: runner.workers], trials[runner.workers :]
             for (name, value, case), outcome in zip(some, runner.run_all([case for *_, case in some]), strict=True):
                 limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")
                 if outcome.kind == "refused" or limit or (name in ("batch", "ragged") and outcome.kind == "invalid"):
@@ -311,6 +307,8 @@ class _Hunting:
                     wrong.append(case)
                 if name in GIVEN:
                     runner.exact[name, value] = _exact(outcome, case)
+        for value in [value for name, value, _ in trials if name == "family"]:
+            self.deck.without("family", value)
         for case in wrong:  # now that it is known what can be drawn
             self.pursue(case)
 
@@ -348,7 +346,7 @@ class _Hunting:
         known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
         for n, condition in known.items():  # in a prefix a failure may show in some models alone
             if meets(tuple(atom for atom in condition if atom.fact != "own") or condition, case):
-                self.shorten(n, case)
+                self.shorten(n)
                 return False
         if group == "hang" and isinstance(engine, Command | Server):
             self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
@@ -356,12 +354,14 @@ class _Hunting:
             wider = self.pursuit(n).finding(spare=0)
             if wider.condition is not None and meets(wider.condition, case):
                 findings[n] = wider
+                self.shorten(n)
                 break
         else:
             pursuit = _Pursuit(self, group, case, [*known.values()])
             with suppress(TimeoutError):
                 pursuit.shrink()
             findings.append(pursuit.finding())
+            self.shorten(len(findings) - 1)
         self.runner.engine = engine
         return True
 
@@ -372,13 +372,16 @@ class _Hunting:
         explained = [one.condition for one in others if one.outcome.group == group and one.condition is not None]
         return _Pursuit(self, group, finding.case, explained)
 
-    def shorten(self, n: int, case: Case) -> None:
-        """Take a shorter case of a finding: ids, a window or threads may have kept its smallest one long."""
-        finding, pursuit = self.result.findings[n], self.pursuit(n)
-        if case.length < finding.case.length and pursuit.is_same(case, self.runner.outcomes[case]):
-            pursuit.smallest = case
+    def shorten(self, n: int) -> None:
+        """Take the shortest case of a finding: ids, a window or threads may have kept its smallest one long."""
+        finding, pursuit, known = self.result.findings[n], self.pursuit(n), {*self.runner.outcomes}
+        shorter = [c for c in pursuit.runs()[0] if c.length < finding.case.length and meets(finding.condition or (), c)]
+        if shorter:
+            pursuit.smallest = min(shorter, key=lambda case: case.length)
             pursuit.shrink()
             self.result.findings[n] = replace(finding, case=pursuit.smallest, outcome=self.runner.outcomes[pursuit.smallest])
+            for case in {*pursuit.runs()[1]} - known:
+                self.doubt(case)
 
     def doubt(self, case: Case) -> None:
         """Ask again for the condition of a finding that a run contradicts, which is right."""
@@ -388,11 +391,11 @@ class _Hunting:
 
     def counted(self, n: int) -> Finding:
         """A finding with the runs of the whole hunt."""
-        outcomes, finding, same = self.runner.outcomes, self.result.findings[n], self.pursuit(n).is_same
-        failing, passing = [c for c, o in outcomes.items() if same(c, o)], [c for c, o in outcomes.items() if o.kind == "ok"]
+        finding, (failing, passing) = self.result.findings[n], self.pursuit(n).runs()
         met = [c for c in failing if finding.condition is None or meets(finding.condition, c)]
-        spared = sum(meets(finding.condition, c) for c in passing) if finding.condition else 0
-        return replace(finding, failing=len(met), passing=len(passing) - spared, spared=spared)
+        spared = [c for c in passing if finding.condition and meets(finding.condition, c)]
+        stands = finding.stands and 10 * sum(not is_alike(case) for case in spared) <= len(met)
+        return replace(finding, stands=stands, failing=len(met), passing=len(passing) - len(spared), spared=len(spared))
 
 
 @dataclass
@@ -409,7 +412,7 @@ class _Pursuit:
         runner = self.hunt.runner
         bad = runner.outcomes[self.smallest].bad
         hint = 1 + min(p for _, p in bad) if bad else None
-        smallest(self.smallest, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
+        smallest(self.smallest, self.hunt.plain, self.fails, partial(setattr, self, "smallest"), hint, runner.workers)
 
     def finding(self, spare: int = 2) -> Finding:
         """What is known of it when nothing is left to ask, or the time is over. spare: kinds of right runs that may meet the condition; 0:
@@ -428,32 +431,25 @@ class _Pursuit:
     def is_same(self, case: Case, outcome: Outcome) -> bool:
         return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
 
-    def keep(self, case: Case) -> None:
-        self.smallest = case
-
     def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes; of two runs each where the failure is that these differ."""
-        runner = self.hunt.runner
-        outcomes = runner.run_all(cases)
-        if self.group != "bits":
-            return outcomes
-        return [runner.twice(c) if o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
+        runner, outcomes = self.hunt.runner, self.hunt.runner.run_all(cases)
+        return [runner.twice(c) if self.group == "bits" and o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
 
     def fails(self, cases: Sequence[Case]) -> list[bool]:
         if self.hunt.over and self.hunt.most is not None:
             raise TimeoutError
         return [self.is_same(*pair) for pair in zip(cases, self.run(cases), strict=True)]
 
-    def contrast(self, spare: int = 0) -> Contrast:
+    def runs(self) -> tuple[list[Case], list[Case]]:
+        """This failure's cases, and all that pass."""
+        outcomes = self.hunt.runner.outcomes.items()
+        return [c for c, o in outcomes if self.is_same(c, o)], [c for c, o in outcomes if o.kind == "ok"]
+
+    def contrast(self, spare: int) -> Contrast:
         """This failure's cases beside all that pass."""
-        outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
-        failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
-        passing = [c for c, o in outcomes.items() if o.kind == "ok"]
-
-        def rows(case: Case) -> dict[int, int]:
-            return dict(sorted(outcomes[case].bad, reverse=True))  # the first one of each
-
-        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng, spare)
+        rows = lambda case: dict(sorted(self.hunt.runner.outcomes[case].bad, reverse=True))  # noqa: E731 - the first one of each
+        return Contrast(self.smallest, *self.runs(), rows, self.hunt.deck.edges, self.hunt.deck.draw, self.hunt.rng, spare)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:
