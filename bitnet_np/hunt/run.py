@@ -376,12 +376,21 @@ class _Hunting:
         """Take the shortest case of a finding: ids, a window or threads may have kept its smallest one long."""
         finding, pursuit, known = self.result.findings[n], self.pursuit(n), {*self.runner.outcomes}
         shorter = [c for c in pursuit.runs()[0] if c.length < finding.case.length and meets(finding.condition or (), c)]
-        if shorter:
-            pursuit.smallest = min(shorter, key=lambda case: case.length)
-            pursuit.shrink()
-            self.result.findings[n] = replace(finding, case=pursuit.smallest, outcome=self.runner.outcomes[pursuit.smallest])
-            for case in {*pursuit.runs()[1]} - known:
-                self.doubt(case)
+        if not shorter:
+            return
+        pursuit.smallest = min(shorter, key=lambda case: case.length)
+        call = {name: getattr(pursuit.smallest, name) for name in (*CALL, "vocab", "seed")}
+        if pursuit.fails([plainer := fitted(replace(finding.case, **call))])[0]:  # with the plain model already
+            pursuit.smallest = plainer
+            self.take(n, plainer)
+        pursuit.shrink()
+        self.take(n, pursuit.smallest)
+        for case in {*pursuit.runs()[1]} - known:
+            self.doubt(case)
+
+    def take(self, n: int, case: Case) -> None:
+        """Make a case the smallest one of a finding."""
+        self.result.findings[n] = replace(self.result.findings[n], case=case, outcome=self.runner.outcomes[case])
 
     def doubt(self, case: Case) -> None:
         """Ask again for the condition of a finding that a run contradicts, which is right."""
