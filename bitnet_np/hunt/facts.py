@@ -53,7 +53,7 @@ CALLS = {
     "unheld": Fact(0.9, "(no|a) window holds all keys of {call}", lambda s: ~(s.end <= s.window)),
     "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
     "longer": Fact(0.6, "{call} is (|not )longer than the first one", lambda s: s.count > s.opening),
-    "scores": Fact(0.3, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
+    "scores": Fact(0.35, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
     "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
     "own": Fact(0.2, "{call} is (behind the reused prefix, if there is one|one of the reused prefix's)", lambda s: s.start >= s.prefix),
@@ -62,7 +62,7 @@ CALLS = {
     "more tokens": Fact(0.2, "there are (|no )more threads than tokens in {call}", lambda s: s.threads > s.count),
     "split tokens": Fact(0.35, "the threads (|do not )divide the tokens of {call} evenly", lambda s: s.count % s.threads == 0),
     "more experts": Fact(0.3, "there are (|no )more experts than tokens in {call}", lambda s: s.experts > s.count),
-    "more pairs": Fact(0.3, "there are (|no )more experts than all tokens of {call} take", lambda s: s.experts > s.count * s.used),
+    "more pairs": Fact(0.35, "there are (|no )more experts than all tokens of {call} take", lambda s: s.experts > s.count * s.used),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
 
@@ -94,7 +94,7 @@ FACTS |= {
     "row": Fact(0.1, "the place in the batch is {}", lambda s: s.row),
     "pieces": Fact(0.3, "the number of calls is {}", lambda s: s.pieces),
     "rest": Fact(0.6, "the number of tokens behind the reused prefix is {}", lambda s: s.length - s.prefix),
-    "repeated": Fact(0.3, "two ids next to each other are (equal|others)", lambda s: bool((s.ids[1:] == s.ids[:-1]).any())),
+    "repeated": Fact(0.35, "two ids next to each other are (equal|others)", lambda s: bool((s.ids[1:] == s.ids[:-1]).any())),
     "highest": Fact(0.45, "the highest id of the prompt is {}", lambda s: s.ids.max()),
     "rows": Fact(0.15, "the row length of {a} matrix is {}", lambda s: gcd(s.width, s.q_width, s.ffn)),
     "longest": Fact(0.3, "the longest row of a matrix is {}", lambda s: max(s.width, s.q_width, s.ffn)),
@@ -131,7 +131,8 @@ _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
 _LOWS = ("highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
 """What an id does: nothing is said of prompts that do not have it."""
-_ENDS = ("beyond", "past", "overlong", "scores", "longest", *_LOWS)  # facts of which bounds alone are said: other numbers are exceptions
+_ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
+"""Facts of which bounds alone are said: other numbers are nearly always exceptions."""
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:

@@ -326,11 +326,11 @@ def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
-    truth = lambda c: c.layers > 1 and c.threads > 1 and c.chunk == 1  # noqa: E731
-    contrast, _ = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, layers=(1, 2), threads=(1, 2), chunk=(0, 1))
-    assert {atom.fact for atom in contrast.condition} <= {"layers", "threads", "chunk", "chunked", "calls"}
-    assert not contrast.split
-    assert any(meets(contrast.condition, case) for case in contrast.passing)
+    truth = lambda c: c.layers > 1 and c.threads > 1 and c.tied  # noqa: E731
+    contrast, wrong = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, seed=1, runs=40, layers=(1, 2), threads=(1, 2))
+    assert {atom.fact for atom in contrast.condition} == {"layers", "threads", "tied"}
+    assert (contrast.split, wrong) == (False, 0)
+    assert contrast.spared > 0
 
 
 def test_what_failing_runs_have_alike_is_changed_before_a_condition_stands():
