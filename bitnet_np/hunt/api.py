@@ -127,8 +127,9 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
         return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
     if report.verdict != Verdict.WRONG or report.operations:
         return report
-    plain = replace(case_like(model)[0], length=min(len(rows[0]), CONTEXT), prefix=call.prefix)
-    case = fitted(replace(plain, vocab=4 * plain.width, layers=min(model.config.n_layers, 2), tied=False))
+    plain, c = replace(case_like(model)[0], length=min(len(rows[0]), CONTEXT), prefix=call.prefix), model.config
+    own: dict[str, Any] = {"group": c.heads // c.kv_heads, "head_dim": c.head_dim, "window": c.window or 0, "rope_width": c.rope_width or 0}
+    case = fitted(replace(plain, **own, vocab=4 * plain.width, layers=min(c.n_layers, 3), tied=False))
     runner = Runner(engine, model, judge)
     place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
     return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))
