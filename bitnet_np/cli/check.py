@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs, profile = opened(arguments), profile_of(arguments)
     facts = {"tokens": [row.tolist() for row in inputs.sequences()], "dialect": profile.dialect.name}
     if arguments.engine is not None:
-        options = Options(profile.precision, 0, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
+        options = Options(profile.precision, arguments.prefix, progress.bar, details, arguments.budget, arguments.strict, keeps_known=True)
         judge = Judge(profile.dialect, options)
         report = check_engine(arguments.engine, inputs.source.path, inputs.model(), inputs.sequences(), judge, arguments.timeout)
         heading = f"the engine's output for {arguments.model}, {_declared(arguments)}"

@@ -115,7 +115,7 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
 
     Raises as `check` does, and OptionError for a command that cannot be used.
     """
-    call = Call(tuple(np.asarray(ids, np.int64) for ids in rows), 0, 1, 0)
+    call = Call(tuple(np.asarray(ids, np.int64) for ids in rows), 0, 1, judge.options.prefix)
     check_tokens(model.config, *pad(list(call.tokens)))
     for engine in engine_of(command, limit).variants():
         with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
@@ -127,10 +127,9 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
         return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
     if report.verdict != Verdict.WRONG or report.operations:
         return report
-    plain, _ = case_like(model)
-    case = fitted(
-        replace(plain, length=min(len(rows[0]), CONTEXT), vocab=4 * plain.width, layers=min(model.config.n_layers, 2), tied=False)
-    )
+    plain, c = replace(case_like(model)[0], length=min(len(rows[0]), CONTEXT), prefix=call.prefix), model.config
+    own: dict[str, Any] = {"group": c.heads // c.kv_heads, "head_dim": c.head_dim, "window": c.window or 0, "rope_width": c.rope_width or 0}
+    case = fitted(replace(plain, **own, vocab=4 * plain.width, layers=min(c.n_layers, 3), tied=False))
     runner = Runner(engine, model, judge)
     place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
     return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))

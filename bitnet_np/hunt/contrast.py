@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..testing.space import CONTEXT, FIELDS, Case, fitted
-from .facts import Atom, Calls, atoms_of, facts_of
+from ..testing.space import CONTEXT, Case, fitted, tokens_of
+from .facts import Atom, Calls, atoms_of, facts_of, numbers_of
+from .shrink import differing
 
 Condition = tuple[Atom, ...]
 """Statements that hold together."""
@@ -122,9 +123,9 @@ class Pool:
         return self.any(self.calls.meet(condition))
 
 
-def distance(a: Case, b: Case) -> int:
-    """Number of fields in which two cases differ."""
-    return sum(getattr(a, name) != getattr(b, name) for name in FIELDS if name != "seed")
+def is_alike(case: Case) -> bool:
+    """Whether a prompt of several tokens has one id alone."""
+    return any(len(ids) > 1 and ids.min() == ids.max() for ids in tokens_of(case))
 
 
 @dataclass
@@ -151,6 +152,8 @@ class Contrast:
     split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
     around: dict[Case, list[Case]] = field(default_factory=dict)  # cases that differ from one in a number
     untestable: set[Atom] = field(default_factory=set)  # statements that no case misses alone
+    spared: int = 0  # right runs that meet the condition
+    varied: bool = False  # whether failing runs that meet the condition differ in whatever else can be changed
 
     def __post_init__(self) -> None:
         self.learn()
@@ -161,10 +164,16 @@ class Contrast:
         return self.kept[0][1] if self.kept else None
 
     @property
-    def stands(self) -> bool:
-        if self.condition is None or self.agreed < ENOUGH or self.untested():
+    def tested(self) -> bool:
+        """Whether nothing is left to ask."""
+        if self.condition is None or self.agreed < ENOUGH or not self.varied or self.untested():
             return False
         return self.missed >= ENOUGH or not self.condition
+
+    @property
+    def stands(self) -> bool:
+        """Whether the condition was tested, and few right runs meet it."""
+        return self.tested and _SPARED * self.spared <= len(self.failing)
 
     def untested(self) -> list[Atom]:
         """The statements of the condition that too few right calls miss alone: where it is one number, a multiple is to be among these."""
@@ -183,12 +192,24 @@ class Contrast:
         """Which calls meet all of the condition but, maybe, this statement."""
         return calls.meet([other for other in self.condition or () if other != atom])
 
+    def gap(self, atom: Atom) -> Any:
+        """The nearest value beyond a bound that is known to be right; None where there is none, or no bound."""
+        if (atom.low == -np.inf) == (atom.high == np.inf):
+            return None
+        values = numbers_of(self.good.column(atom.fact)[self.others(atom, self.good)])
+        below, above = [x for x in values if x < atom.low], [x for x in values if x > atom.high]
+        return max(below) if below else min(above, default=None)
+
+    def told(self) -> Condition | None:
+        """The condition, with the gaps that are left at its bounds."""
+        return self.condition and tuple(replace(atom, gap=self.gap(atom)) for atom in self.condition)
+
     def hides(self, case: Case) -> bool:
         """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
-        return case.tokens == "alike" != self.smallest.tokens and case.length > 1
+        return is_alike(case) and not is_alike(self.smallest)
 
     def learn(self) -> None:
-        before = self.condition
+        before, self.spared = self.condition, 0
         wrong = {case: self.wrong_rows(case) for case in self.failing}
         bad = [(case, row, wrong[case].get(row, CONTEXT)) for case in self.failing for row in wrong[case] or [0]]
         good = [(case, row) for case in self.passing for row in range(case.batch) if not self.hides(case)]
@@ -203,13 +224,13 @@ class Contrast:
             others = [(cost + _UNSEEN * int(passed.meets(one).sum()), one) for cost, one in some]
             others.sort(key=lambda pair: pair[0])
             if others and (not self.kept or others[0][0] + 1 < self.kept[0][0]):
-                self.kept = others
+                self.kept, self.spared = others, int(passed.meets(others[0][1]).sum())
         self.split = not self.kept
-        if self.split:  # several failures: those near the smallest case
-            near = [facts_of(case, row, until) for case, row, until in bad if distance(case, self.smallest) <= 2]
-            self.kept = conditions(Calls(near or [facts_of(self.smallest)]), self.good)
+        for most in (2, 1, 0) if self.split else ():  # several failures: those near the smallest case
+            near = [facts_of(case, row, until) for case, row, until in bad if len(differing(case, self.smallest)) <= most]
+            self.kept = self.kept or conditions(Calls(near or [facts_of(self.smallest)]), self.good)
         if self.condition != before:
-            self.agreed = self.missed = 0
+            self.agreed, self.missed, self.varied = 0, 0, False
 
     def add(self, case: Case, failed: bool) -> None:
         """Take a run into account."""
@@ -230,7 +251,7 @@ class Contrast:
         if self.condition is None or (chosen := self.doubtful(near, count)):
             return near.cases[:count] if self.condition is None else chosen
         drawn = Pool(case for case in self.drawn() if case not in known and not self.hides(case))
-        return (self.alone(near, drawn) or self.sides(near, drawn, count))[:count]
+        return (self.alone(near, drawn) or self.vary(near) or self.sides(near, drawn, count))[:count]
 
     def doubtful(self, pool: Pool, count: int) -> list[Case]:
         """Cases on which the conditions disagree most."""
@@ -253,25 +274,45 @@ class Contrast:
 
     def alone(self, *pools: Pool) -> list[Case]:
         """Cases that miss one statement alone, of each that is to be tested: with a number that no right run has, if there is one, and
-        with a multiple of a single number."""
+        with a multiple of a single number. Then one in the gap at a bound."""
         chosen: dict[Case, None] = {}
         for atom in self.untested():
             right = self.right_without(atom)
-            for new, pool in ((True, pools[0]), (True, pools[-1]), (len(right) >= _EACH, pools[0])):
-                values, lone = pool.calls.column(atom.fact), self.others(atom, pool.calls)
-                if new:
-                    lone &= ~np.isin(values, right)
-                met = pool.meets(self.condition or ())
-                some, multiples = (
-                    [pool.cases[i] for i in np.flatnonzero(pool.any(asked) & ~met)]
-                    for asked in (lone, lone & np.array([atom.divides(x) for x in values], bool))
-                )
-                if some := multiples or some * (len({*right}) < _EACH):
+            for old, pool in ((right, pools[0]), (right, pools[-1]), (right * (len(right) >= _EACH), pools[0])):
+                values = pool.calls.column(atom.fact)
+                new, multiple = ~np.isin(values, old), np.array([atom.divides(x) for x in values], bool)
+                if some := self.missing(atom, pool, new & multiple) or self.missing(atom, pool, new) * (len({*right}) < _EACH):
                     chosen[self.rng.choice(some)] = None
                     break
             else:
                 self.untestable.add(atom)
-        return list(chosen)
+        return list(chosen) or self.between(*pools)
+
+    def missing(self, atom: Atom, pool: Pool, among: NDArray[np.bool_]) -> list[Case]:  # [N]
+        """Cases that miss this statement alone, with one of these calls."""
+        asked = pool.any(self.others(atom, pool.calls) & among) & ~pool.meets(self.condition or ())
+        return [pool.cases[i] for i in np.flatnonzero(asked)]
+
+    def between(self, *pools: Pool) -> list[Case]:
+        """A case in the gap at a bound."""
+        for atom, pool in product(self.condition or (), pools):
+            if (gap := self.gap(atom)) is not None:
+                low, high = sorted((gap, atom.low if gap < atom.low else atom.high))
+                values = pool.calls.column(atom.fact)
+                if some := self.missing(atom, pool, (low < values) & (values < high)):
+                    return [self.rng.choice(some)]
+        return []
+
+    def vary(self, near: Pool) -> list[Case]:
+        """A case that meets the condition and has another value of a field that all failing runs have alike, or single tokens as calls."""
+        failing, meeting = ([case for case in cases if meets(self.condition or (), case)] for cases in (self.failing, near.cases))
+        for name in self.edges:
+            seen = {getattr(case, name) for case in failing}
+            new = [case for case in meeting if getattr(case, name) not in seen]
+            if some := [case for case in new if case.chunk == 1] if name == "chunk" else new * (len(seen) == 1 and name != "seed"):
+                return [self.rng.choice(some)]
+        self.varied = True
+        return []
 
     def sides(self, near: Pool, drawn: Pool, count: int) -> list[Case]:
         """Cases that meet the condition and cases that miss it, in turn: one number away from a case that failed, or drawn. Some of those
@@ -313,9 +354,9 @@ class Contrast:
             more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
             for value in (*values, *(x for x in more if x > 0)):
                 if value != now and name != "seed":
-                    yield fitted(replace(origin, **{name: value}))
-                    if name in ("chunk", "prefix", "window") and origin.length <= value < CONTEXT // 2:
-                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3))
+                    yield (case := fitted(replace(origin, **{name: value})))
+                    if name in ("chunk", "prefix", "window") and (value != getattr(case, name) or origin.length <= value < CONTEXT // 2):
+                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3 + origin.prefix))
                     if name == "prefix":  # of calls as long
                         yield fitted(replace(origin, prefix=value, length=origin.length - now + value))
 

@@ -4,104 +4,135 @@ A condition speaks of one call of one sequence: all statements about a call are 
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd, inf
-from typing import Any
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.families import FAMILIES
-from ..testing.space import CONTEXT, FIELDS, Case, lengths_of, tokens_of
+from ..testing.space import CONTEXT, Case, lengths_of, tokens_of
 
-Facts = Mapping[str, tuple[Any, ...]]
-"""By name, of a sequence: one value, or those of its calls (CALLS); none where there is no such thing, as no window."""
+Facts = Mapping[str, Any]
+"""By name, of a sequence: a value, or one of each of its calls (CALLS). It is NaN where there is no such thing, as no window."""
 
-_SPLIT = {
-    "heads": "the heads",
-    "kv_heads": "the key heads",
-    "width": "the width",
-    "ffn": "the feed-forward width",
-    "vocab": "the vocabulary",
-    "rows": "the rows of a matrix",
-}
 _TILES = (8, 16, 32, 64)
+_LAST = "the last of the vocabulary"
+_IDS = (0, 1, 2, 3, _LAST)
+"""Ids that may have a meaning: of padding, of the begin and the end of a text, of what is unknown."""
 
-CALLS: dict[str, tuple[float, str, str]] = {
-    "calls": (0.15, "the length of {call} is {}", ""),
-    "starts": (0.3, "the first position of {call} is {}", ""),
-    "keys": (0.3, "the number of keys of {call} is {}", ""),
-    "beyond": (0.2, "the number of keys of {call} minus the window is {}", ""),
-    "windows": (0.35, "the number of whole windows before the last token of {call} is {}", ""),
-    "cached": (0.05, "{call} sees keys of an earlier one", "{call} is the first one"),
-    "own": (0.2, "{call} is behind the reused prefix, if there is one", "{call} is one of the reused prefix's"),
-    "cut": (0.2, "{call} is shorter than the chunk", "{call} is a whole chunk"),
-    "overlong": (0.1, "{call} is longer than the window", "{call} is no longer than the window"),
-    "more tokens": (0.2, "there are more threads than tokens in {call}", "there are no more threads than tokens in {call}"),
-    "more experts": (0.3, "there are more experts than tokens in {call}", "there are no more experts than tokens in {call}"),
+
+class Fact(NamedTuple):
+    """What may be so of a sequence, or of a call."""
+
+    cost: float  # how far-fetched a statement about it is
+    words: str  # `{}`: a number or name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
+    value: Callable[[Any], Any]  # of what `facts_of` knows
+
+    @property
+    def is_so(self) -> bool:
+        """Whether it is so or not, and no number or name."""
+        return "{}" not in self.words
+
+    def said(self, so: bool) -> str:
+        return re.sub(r"\(([^()|]*)\|([^()|]*)\)", r"\1" if so else r"\2", self.words)
+
+
+CALLS = {
+    "calls": Fact(0.15, "the length of {call} is {}", lambda s: s.count),
+    "starts": Fact(0.3, "the first position of {call} is {}", lambda s: s.start),
+    "keys": Fact(0.3, "the number of keys of {call} is {}", lambda s: s.end),
+    "beyond": Fact(0.2, "the number of keys of {call} minus the window is {}", lambda s: s.end - s.window),
+    "windows": Fact(0.35, "the number of whole windows before the last token of {call} is {}", lambda s: (s.end - 1) // s.window),
+    "overlong": Fact(0.1, "the length of {call} minus the window is {}", lambda s: s.count - s.window),
+    "unheld": Fact(0.9, "(no|a) window holds all keys of {call}", lambda s: ~(s.end <= s.window)),
+    "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
+    "longer": Fact(0.6, "{call} is (|not )longer than the first one", lambda s: s.count > s.opening),
+    "scores": Fact(0.35, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
+    "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
+    "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
+    "own": Fact(0.2, "{call} is (behind the reused prefix, if there is one|one of the reused prefix's)", lambda s: s.start >= s.prefix),
+    "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
+    "cut": Fact(0.2, "{call} is (shorter than the chunk|a whole chunk)", lambda s: s.count < s.taken),
+    "more tokens": Fact(0.2, "there are (|no )more threads than tokens in {call}", lambda s: s.threads > s.count),
+    "split tokens": Fact(0.35, "the threads (|do not )divide the tokens of {call} evenly", lambda s: s.count % s.threads == 0),
+    "more experts": Fact(0.3, "there are (|no )more experts than tokens in {call}", lambda s: s.experts > s.count),
+    "more pairs": Fact(0.35, "there are (|no )more experts than all tokens of {call} take", lambda s: s.experts > s.count * s.used),
 }
-"""As FACTS, of a call: `{call}` stands for "a call", and then for "that call"."""
+"""Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
 
-CALLS |= {f"crosses {n}": (0.3, f"{{call}} crosses a multiple of {n}", f"{{call}} crosses no multiple of {n}") for n in _TILES}
 
-FACTS: dict[str, tuple[float, str, str]] = {
-    "family": (0.0, "the family is {}", ""),
-    "weights": (0.0, "the type of the matrices is {}", ""),
-    "table": (0.0, "the type of the embedding is {}", ""),
-    "layers": (0.0, "the number of layers is {}", ""),
-    "width": (0.0, "the width is {}", ""),
-    "ffn": (0.0, "the feed-forward width is {}", ""),
-    "heads": (0.15, "the number of heads is {}", ""),
-    "kv_heads": (0.0, "the number of key heads is {}", ""),
-    "group": (0.0, "the number of heads that share a key head is {}", ""),
-    "head_dim": (0.0, "the head width is {}", ""),
-    "vocab": (0.0, "the vocabulary is {}", ""),
-    "window": (0.0, "the window is {}", ""),
-    "rope_width": (0.0, "the rotated part of a head is {}", ""),
-    "experts": (0.0, "the number of experts is {}", ""),
-    "experts_used": (0.1, "the number of experts that a token takes is {}", ""),
-    "rope_base": (0.0, "the base of RoPE is {}", ""),
-    "eps": (0.0, "the norms' epsilon is {}", ""),
-    "length": (0.0, "the prompt's length is {}", ""),
-    "row": (0.1, "the place in the batch is {}", ""),
-    "batch": (0.0, "the number of sequences is {}", ""),
-    "chunk": (0.0, "the chunk is {}", ""),
-    "prefix": (0.0, "the reused prefix is {}", ""),
-    "threads": (0.0, "the number of threads is {}", ""),
-    "pieces": (0.3, "the number of calls is {}", ""),
-    "highest": (0.45, "the highest id of the prompt is {}", ""),
-    "rows": (0.15, "the row length of {a} matrix is {}", ""),
-    "longest": (0.3, "the longest row of a matrix is {}", ""),
-    "tied": (0.0, "the head is the embedding", "the head is a matrix apart"),
-    "extras": (0.0, "the file has optional tensors (biases, scales, factors of RoPE)", "the file has no optional tensors"),
-    "ragged": (0.0, "sequences of a batch differ in length", "all sequences are as long"),
-    "first_id": (0.0, "the prompt has the id 0", "the prompt has no id 0"),
-    "last_id": (0.0, "the prompt has the last id of the vocabulary", "the prompt has not the last id of the vocabulary"),
-    "alike": (0.0, "all ids of the prompt are equal", "the prompt's ids differ"),
-    "chunked": (-0.05, "the prompt comes in chunks", "the prompt comes in one piece"),
-    "windowed": (0.0, "there is a window", "there is no window"),
-    "padded": (0.2, "the sequence is shorter than another one of its batch", "no sequence of the batch is longer"),
-    "partly": (0.1, "a part of each head is rotated", "whole heads are rotated"),
-    "biased": (0.1, "the model has biases", "the model has no biases"),
+def _at(value: Callable[[Any, Any], Any], x: Any) -> Callable[[Any], Any]:
+    return lambda s: value(s, x)
+
+
+CALLS |= {
+    f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", _at(lambda s, n: s.start // n < (s.end - 1) // n, n))
+    for n in _TILES
 }
-"""How far-fetched a statement about each fact is, and its words; of what is so or not, those for yes and for no."""
+
+_NUMBERS = {
+    "family": "the family", "weights": "the type of the matrices", "table": "the type of the embedding", "layers": "the number of layers",
+    "width": "the width", "ffn": "the feed-forward width", "kv_heads": "the number of key heads", "head_dim": "the head width",
+    "group": "the number of heads that share a key head", "vocab": "the vocabulary", "window": "the window",
+    "rope_width": "the rotated part of a head", "experts": "the number of experts", "rope_base": "the base of RoPE",
+    "eps": "the norms' epsilon", "length": "the prompt's length", "batch": "the number of sequences", "chunk": "the chunk",
+    "prefix": "the reused prefix", "threads": "the number of threads",
+}  # fmt: skip
+
+FACTS = {name: Fact(0.0, f"{words} is {{}}", attrgetter(name)) for name, words in _NUMBERS.items()}
+"""All facts."""
 
 FACTS |= {
-    f"split {x}": (0.3, f"the threads divide {words} evenly", f"the threads do not divide {words} evenly") for x, words in _SPLIT.items()
+    "heads": Fact(0.15, "the number of heads is {}", lambda s: s.heads),
+    "experts_used": Fact(0.1, "the number of experts that a token takes is {}", lambda s: s.experts_used),
+    "row": Fact(0.1, "the place in the batch is {}", lambda s: s.row),
+    "pieces": Fact(0.3, "the number of calls is {}", lambda s: s.pieces),
+    "rest": Fact(0.6, "the number of tokens behind the reused prefix is {}", lambda s: s.length - s.prefix),
+    "repeated": Fact(0.35, "two ids next to each other are (equal|others)", lambda s: bool((s.ids[1:] == s.ids[:-1]).any())),
+    "highest": Fact(0.45, "the highest id of the prompt is {}", lambda s: s.ids.max()),
+    "rows": Fact(0.15, "the row length of {a} matrix is {}", lambda s: gcd(s.width, s.q_width, s.ffn)),
+    "longest": Fact(0.3, "the longest row of a matrix is {}", lambda s: max(s.width, s.q_width, s.ffn)),
+    "tied": Fact(0.0, "the head is (the embedding|a matrix apart)", lambda s: s.tied),
+    "extras": Fact(0.0, "the file has (|no )optional tensors (biases, scales, factors of RoPE)", lambda s: s.extras),
+    "ragged": Fact(0.0, "(sequences of a batch differ in length|all sequences are as long)", lambda s: s.ragged),
+    "chunked": Fact(-0.05, "the prompt comes in (chunks|one piece)", lambda s: s.chunk < s.length - s.prefix),
+    "windowed": Fact(0.0, "there is (a|no) window", lambda s: s.window > 0),
+    "padded": Fact(0.2, "(the sequence is shorter than another one of its batch|no sequence of the batch is longer)", lambda s: s.padded),
+    "partly": Fact(0.1, "(a part of each head is|whole heads are) rotated", lambda s: 0 < s.rope_width < s.head_dim),
+    "square": Fact(0.2, "all heads together are (|not )as wide as the model", lambda s: s.q_width == s.width),
+    "biased": Fact(0.1, "the model has (|no )biases", lambda s: bool(s.traits.biases or (s.extras and s.traits.optional_biases))),
+}
+
+_SHARED = {"heads": "heads", "kv_heads": "key heads", "experts_used": "experts that a token takes"}
+_DIVIDED = _NUMBERS | {"heads": "the heads", "kv_heads": "the key heads", "every": "the rows of a matrix"}
+FACTS |= {
+    f"more {x}": Fact(0.2, f"there are (|no )more threads than {words}", _at(lambda s, x: s.threads > getattr(s, x), x))
+    for x, words in _SHARED.items()
 }
 FACTS |= {
-    f"more {x}": (0.2, f"there are more threads than {words}", f"there are no more threads than {words}")
-    for x, words in (("heads", "heads"), ("kv_heads", "key heads"), ("used", "experts that a token takes"))
+    f"split {x}": Fact(0.3, f"the threads (|do not )divide {_DIVIDED[x]} evenly", _at(lambda s, x: getattr(s, x) % s.threads == 0, x))
+    for x in ("heads", "kv_heads", "width", "ffn", "vocab", "every")
 }
+_TAIL = "(an|no) id of the prompt is behind the vocabulary's last whole tile of"
+FACTS |= {f"tail {n}": Fact(0.25, f"{_TAIL} {n}", _at(lambda s, n: s.ids.max() >= s.vocab // n * n, n)) for n in _TILES}
+_BEHIND = "the number of tokens behind the first id"
+FACTS |= {f"behind {n}": Fact(0.2, f"{_BEHIND} {n} is {{}}", _at(lambda s, n: s.behind(s.vocab - 1 if n is _LAST else n), n)) for n in _IDS}
 FACTS |= CALLS
 
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
-_ENDS = ("highest", "beyond", "longest")  # facts of which bounds alone are said: another number is nearly always an exception
+_LOWS = ("highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
+"""What an id does: nothing is said of prompts that do not have it."""
+_ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
+"""Facts of which bounds alone are said: other numbers are nearly always exceptions."""
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
@@ -112,55 +143,19 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
 
 @lru_cache(1 << 12)
 def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> Facts:
-    """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`."""
-    length, heads, traits = lengths_of(case)[row], case.kv_heads * case.group, FAMILIES[case.family]
-    ids, calls = tokens_of(case)[row], calls_of(case, length)
-    q_width = heads * case.head_dim
-    columns = {"heads": heads, "kv_heads": case.kv_heads, "width": case.width, "ffn": case.ffn, "vocab": case.vocab}
-    columns["rows"] = gcd(q_width, case.kv_heads * case.head_dim, case.width, case.ffn, case.vocab)
-    facts = {name: getattr(case, name) for name in FIELDS if name not in ("seed", "tokens")} | {
-        "heads": heads,
-        "length": length,
-        "row": row,
-        "pieces": len(calls),
-        "rows": gcd(case.width, q_width, case.ffn),
-        "longest": max(case.width, q_width, case.ffn),
-        "biased": bool(traits.biases or (case.extras and traits.optional_biases)),
-        "first_id": case.tokens == "first",
-        "last_id": case.tokens == "last",
-        "highest": int(ids.max()),
-        "alike": int(ids.min()) == int(ids.max()),
-        "chunked": 0 < case.chunk < length - case.prefix,
-        "windowed": case.window > 0,
-        "padded": length < case.length,
-        "partly": 0 < case.rope_width < case.head_dim,
-        "more heads": case.threads > heads,
-        "more kv_heads": case.threads > case.kv_heads,
-        "more used": case.threads > case.experts_used,
-    }
-    facts |= {f"split {x}": n % case.threads == 0 for x, n in columns.items()}
-    several: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in facts.items()}
-    several |= {name: (facts[name] or np.nan,) for name in ("window", "chunk")}
-    return several | _facts_of_calls(case, [call for call in calls if since <= call[0] <= until])
-
-
-def _facts_of_calls(case: Case, calls: Sequence[tuple[int, int]]) -> dict[str, tuple[Any, ...]]:
-    starts, ends = (tuple(some) for some in zip(*calls, strict=True))
-    counts, window = tuple(end - start for start, end in calls), case.window or np.nan
-    facts: dict[str, tuple[Any, ...]] = {
-        "calls": counts,
-        "starts": starts,
-        "keys": ends,
-        "beyond": tuple(end - window for end in ends),
-        "windows": tuple((end - 1) // window for end in ends),
-        "cached": tuple(start > 0 for start in starts),
-        "own": tuple(start >= case.prefix for start in starts),
-        "cut": tuple(count < case.chunk for count in counts),
-        "overlong": tuple(count > window for count in counts),
-        "more tokens": tuple(case.threads > count for count in counts),
-        "more experts": tuple(case.experts > count for count in counts),
-    }
-    return facts | {f"crosses {n}": tuple(start // n < (end - 1) // n for start, end in calls) for n in _TILES}
+    """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`, of its ids those up to
+    the end of these."""
+    s = SimpleNamespace(**vars(case), row=row, traits=FAMILIES[case.family], heads=case.kv_heads * case.group)
+    s.length, s.ids, s.padded = lengths_of(case)[row], tokens_of(case)[row], lengths_of(case)[row] < case.length
+    s.q_width, s.taken = s.heads * s.head_dim, case.chunk or case.length
+    s.every = gcd(s.q_width, s.kv_heads * s.head_dim, s.width, s.ffn, s.vocab)
+    s.window, s.chunk, s.used = case.window or np.nan, case.chunk or np.nan, s.experts_used if s.experts else np.nan
+    s.behind = lambda n: len(s.ids) - 1 - int((s.ids == n).argmax()) if n in s.ids else -1
+    calls = calls_of(case, s.length)
+    s.pieces, s.opening = len(calls), calls[0][1]
+    s.start, s.end = np.array([call for call in calls if since <= call[0] <= until], np.int64).T
+    s.count, s.ids = s.end - s.start, s.ids[: s.end[-1]]
+    return {name: fact.value(s) for name, fact in FACTS.items()}
 
 
 class Calls:
@@ -176,9 +171,11 @@ class Calls:
         """A fact of each call."""
         if name not in self._columns:
             values = [one[name] for one in self.facts]
-            kind = object if any(isinstance(some[0], str) for some in values[:1]) else float
-            flat = np.array([x for some in values for x in some], kind)
-            self._columns[name] = flat if name in CALLS else np.repeat(flat, self.counts)
+            if name in CALLS:
+                self._columns[name] = np.concatenate([np.zeros(0), *values])
+            else:
+                kind = object if values and isinstance(values[0], str) else float
+                self._columns[name] = np.repeat(np.array(values, kind), self.counts)
         return self._columns[name]
 
     def table(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [atoms, N]
@@ -205,7 +202,7 @@ class Atom:
     rest: int | None = None  # the remainder; None: any but 0
     no: bool = False
     power: bool = False  # whether the value is a power of 2
-    gap: Any = field(default=None, compare=False)  # the nearest value on the other side of a bound that was tried
+    gap: Any = field(default=None, compare=False)  # the nearest value beyond a bound that right calls have, which meet all other statements
 
     @property
     def sign(self) -> tuple[Any, ...]:
@@ -239,7 +236,7 @@ class Atom:
             form = 0.3 if self.no else 0.1 * (not isinstance(self.low, str | bool))
         else:
             form = 0.05 if self.high == inf else 0.1
-        return 1 + FACTS[self.fact][0] + form
+        return 1 + FACTS[self.fact].cost + form
 
     def predicate(self) -> str:
         """What it says of the number or the name."""
@@ -268,10 +265,11 @@ def in_statements(condition: Sequence[Atom]) -> str:
 
 
 def _statement(fact: str, atoms: Sequence[Atom]) -> str:
-    _, words, otherwise = FACTS[fact]
-    first = atoms[0]
-    if otherwise:
-        return words if first.low else otherwise
+    words, first = FACTS[fact].words, atoms[0]
+    if FACTS[fact].is_so:
+        return FACTS[fact].said(bool(first.low))
+    if fact.startswith("behind") and first.low == 0:
+        return f"the prompt has the id {fact.removeprefix('behind ')}"
     if fact == "row" and (first.low, first.no) in ((1, False), (0, True)):
         return "the sequence is not the first of its batch"
     if fact == "length" and len(atoms) == 1 and not first.step and (first.low == -inf) != (first.high == inf):
@@ -301,77 +299,56 @@ def atoms_of(failing: Calls, passing: Calls) -> list[Atom]:
 
 def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
     bad = failing.column(fact)
-    if FACTS[fact][2]:
-        yield from (Atom(fact, x, x) for x in (False, True))
+    if FACTS[fact].is_so:
+        yield from (Atom(fact, x, x) for x in (False, True) if x or fact not in _LOWS)
         return
     if bad.dtype == object:
         names = dict.fromkeys(bad)
         yield from (Atom(fact, x, x) for x in names if len(names) == 1 or fact in CALLS)
         yield from (Atom(fact, x, x, no=True) for x in dict.fromkeys(good) if x not in names)
         return
-    values, tried = _numbers(bad), _numbers(good)
+    values, tried = numbers_of(bad), numbers_of(good)
     if fact not in (*_ENDS, "rows"):
         yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
         yield from (Atom(fact, x, x) for x in values)
     if fact != "rows" and not np.isnan(bad).any():
         low, high = np.maximum.reduceat(bad, failing.begins).min(), np.minimum.reduceat(bad, failing.begins).max()
-        for x in [x for x in values if x <= low][-_BOUNDS:]:
-            if below := [y for y in tried if y < x]:
-                yield Atom(fact, low=x, gap=max(below))
-        for x in [x for x in values if x >= high][:_BOUNDS]:
-            if above := [y for y in tried if y > x]:
-                yield Atom(fact, high=x, gap=min(above))
+        for x in [x for x in values if x <= low][: -_BOUNDS - 1 : -1]:
+            if tried and tried[0] < x:
+                yield Atom(fact, low=x)
+        for x in [x for x in values if x >= high and fact not in _LOWS][:_BOUNDS]:
+            if tried and tried[-1] > x:
+                yield Atom(fact, high=x)
     if fact not in _ENDS and all(isinstance(x, int) for x in values):
         yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
         yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in ((None, 0, 1) if step >= 4 else (None, 0)))
 
 
-def _numbers(column: NDArray) -> list[Any]:
+def numbers_of(column: NDArray) -> list[Any]:
+    """The different numbers of a fact, in order."""
     return [int(x) if x == int(x) else float(x) for x in np.unique(column[~np.isnan(column)])]
 
 
 def in_words(case: Case) -> str:
     """A case in words: what makes it other than the plainest, and its sizes."""
-    c, plural = case, lambda n, word: f"{n} {word}{'s' * (n != 1)}"
-    heads = plural(c.kv_heads * c.group, "head")
-    if c.group > 1:
-        heads += f" that share {plural(c.kv_heads, 'key head')}"
-    parts = [f"{c.family}", plural(c.layers, "layer"), f"width {c.width}", f"{heads} of width {c.head_dim}", f"feed-forward {c.ffn}"]
-    parts += [f"vocabulary {c.vocab}", c.weights]
-    parts += [f"{c.table} embedding"] if c.table != "float32" else []
-    parts += ["tied head"] if c.tied else []
-    parts += ["optional tensors"] if c.extras else []
-    parts += [f"window {c.window}"] if c.window else []
-    parts += [f"{c.rope_width} numbers of a head rotated"] if c.rope_width else []
-    parts += [f"{plural(c.experts, 'expert')}, {c.experts_used} of them used"] if c.experts else []
-    parts += [f"RoPE base {c.rope_base:g}"] if c.rope_base != Case().rope_base else []
-    parts += [f"eps {c.eps:g}"] if c.eps != Case().eps else []
-    lengths = lengths_of(c)
-    call = (
-        plural(c.length, "token")
-        if c.batch == 1
-        else f"{c.batch} sequences of {', '.join(map(str, lengths))} tokens"
-        if c.ragged
-        else f"{c.batch} sequences of {plural(c.length, 'token')}"
+    c, plain, plural = case, Case(), lambda n, word: f"{n} {word}{'s' * (n != 1)}"
+    heads, lengths = plural(c.kv_heads * c.group, "head"), ", ".join(map(str, lengths_of(c)))
+    heads += f" that share {plural(c.kv_heads, 'key head')}" * (c.group > 1)
+    sizes = f"{c.family}, {plural(c.layers, 'layer')}, width {c.width}, {heads} of width {c.head_dim}, feed-forward {c.ffn}"
+    traits = {
+        f"{c.table} embedding": c.table != plain.table,
+        "tied head": c.tied,
+        "optional tensors": c.extras,
+        f"window {c.window}": c.window,
+        f"{c.rope_width} numbers of a head rotated": c.rope_width,
+        f"{plural(c.experts, 'expert')}, {c.experts_used} of them used": c.experts,
+        f"RoPE base {c.rope_base:g}": c.rope_base != plain.rope_base,
+        f"eps {c.eps:g}": c.eps != plain.eps,
+    }
+    call = f"{lengths} tokens" if c.ragged else plural(c.length, "token")
+    call = f"{c.batch} sequences of " * (c.batch > 1) + call + (f" in chunks of {c.chunk}" if c.chunk else " in one prefill")
+    call += f" behind a reused prefix of {c.prefix}" * (c.prefix > 0) + f" on {c.threads} threads" * (c.threads > 1)
+    call += {"first": ", some ids 0", "last": ", some ids the last", "low": ", some ids below 4", "alike": ", all ids equal"}.get(
+        c.tokens, ""
     )
-    call += f" in chunks of {c.chunk}" if c.chunk else " in one prefill"
-    call += f" behind a reused prefix of {c.prefix}" if c.prefix else ""
-    call += f" on {c.threads} threads" if c.threads > 1 else ""
-    call += {"inner": "", "first": ", some ids 0", "last": ", some ids the last", "alike": ", all ids equal"}[c.tokens]
-    return ", ".join(parts) + ", " + call
-
-
-def positions_in_words(bad: Sequence[tuple[tuple[int, int], ...]], cases: Sequence[Case], told: Collection[str]) -> str:
-    """Where all failing runs are wrong, in words; empty where they have nothing in common. told: the facts that the condition is about."""
-    if not bad or not all(bad):
-        return ""
-    parts = []
-    firsts = [min(p for _, p in places) for places in bad]
-    sequences = {b for places in bad for b, _ in places}
-    if "row" not in told and all(case.batch > 1 for case in cases) and 0 not in sequences:
-        parts.append("in sequences behind the first")
-    if len(set(firsts)) == 1 and firsts[0] > 0:
-        parts.append(f"at positions from {firsts[0]} on")
-    elif all({p for _, p in places} == {c.length - 1} for places, c in zip(bad, cases, strict=True)) and min(c.length for c in cases) > 1:
-        parts.append("at the last position alone")
-    return ", ".join(parts)
+    return ", ".join([f"{sizes}, vocabulary {c.vocab}, {c.weights}", *(words for words, so in traits.items() if so), call])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
-from .contrast import Condition, Contrast, meets
+from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_statements, in_words, positions_in_words
+from .facts import in_statements, in_words
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -52,10 +52,9 @@ class Finding:
     outcome: Outcome
     condition: Condition | None  # None: no statement fits all runs
     stands: bool  # whether random runs confirmed the condition
-    failing: int  # runs that met the condition, and failed
-    passing: int  # runs that did not meet it, and passed
+    failing: int = 0  # runs that met the condition, and failed
+    passing: int = 0  # runs that did not meet it, and passed
     spared: int = 0  # runs that met it, and passed nevertheless
-    positions: str = ""  # where it is wrong, in words
     report: Report | None = None
     place: Place | None = None  # where probes of an engine that gives logits alone found the fault
     folder: Path | None = None
@@ -76,26 +75,20 @@ class Finding:
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
         more = "" if self.stands else ", not yet tested at random"
-        return f"{self.what} where {in_statements(self.condition)}{f', {self.positions}' if self.positions else ''}: {counts}{more}"
+        return f"{self.what} where {in_statements(self.condition)}: {counts}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """The finding, for JSON."""
-        return {
+        return {name: getattr(self, name) for name in ("where", "stands", "failing", "passing", "spared")} | {
             "kind": self.outcome.kind,
             "text": self.outcome.text,
-            "where": self.where,
             "condition": None if self.condition is None else [str(atom) for atom in self.condition],
-            "stands": self.stands,
-            "failing": self.failing,
-            "passing": self.passing,
-            "spared": self.spared,
-            "positions": self.positions,
             "smallest": vars(self.case),
             "words": in_words(self.case),
             "report": None if self.report is None else self.report.as_dict(),
-            "place": self.place.text if self.place else None,
-            "cause": self.place.cause if self.place else None,
-            "folder": None if self.folder is None else str(self.folder),
+            "place": self.place and self.place.text,
+            "cause": self.place and self.place.cause,
+            "folder": self.folder and str(self.folder),
         }
 
 
@@ -216,17 +209,18 @@ def hunt_engine(
     are drawn. explain: completes a finding."""
     hunt = _Hunting(runner, most, seed, progress)
     result = hunt.result
-    try:
-        with suppress(TimeoutError):
-            hunt.all(first, single)
-    except KeyboardInterrupt:
-        result.notes.append("ended by Ctrl-C")
-    try:
+
+    def complete() -> None:
         runner.deadline = float("inf")
-        for n, finding in enumerate(result.findings):
-            result.findings[n] = explain(finding)
-    except KeyboardInterrupt:
-        result.notes.append("ended by Ctrl-C")
+        for n in range(len(result.findings)):
+            result.findings[n] = explain(hunt.counted(n))
+
+    for step in (lambda: hunt.all(first, single), complete):
+        try:
+            with suppress(TimeoutError):
+                step()
+        except KeyboardInterrupt:
+            result.notes.append("ended by Ctrl-C")
     runner.pool.shutdown(cancel_futures=True)
     result.runs, result.seconds = len(runner.outcomes), time.monotonic() - runner.begin
     return result
@@ -303,13 +297,8 @@ class _Hunting:
         trials = [(name, x, changed(several if name == "ragged" else self.plain, name, x)) for name, x in changes]
         trials = [trial for trial in trials if trial[2] != self.plain]
         wrong: list[Case] = []
-        for at in range(0, len(trials), runner.workers):
-            some = trials[at : at + runner.workers]
-            if (time.monotonic() > until and at >= 2 + len(runner.engine.knobs)) or self.over:
-                for name, value, _ in trials[at:]:
-                    if name == "family":
-                        self.deck.without(name, value)
-                break
+        while trials and not (self.over or (time.monotonic() > until and trials[0][0] in GIVEN)):
+            some, trials = trials[: runner.workers], trials[runner.workers :]
             for (name, value, case), outcome in zip(some, runner.run_all([case for *_, case in some]), strict=True):
                 limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")
                 if outcome.kind == "refused" or limit or (name in ("batch", "ragged") and outcome.kind == "invalid"):
@@ -318,6 +307,8 @@ class _Hunting:
                     wrong.append(case)
                 if name in GIVEN:
                     runner.exact[name, value] = _exact(outcome, case)
+        for value in [value for name, value, _ in trials if name == "family"]:
+            self.deck.without("family", value)
         for case in wrong:  # now that it is known what can be drawn
             self.pursue(case)
 
@@ -328,6 +319,8 @@ class _Hunting:
                 self.refuse(case, outcome)
             if outcome.failed and self.pursue(case):
                 return True
+            if outcome.kind == "ok":
+                self.doubt(case)
         return False
 
     def refuse(self, case: Case, outcome: Outcome) -> None:
@@ -353,19 +346,65 @@ class _Hunting:
         known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
         for n, condition in known.items():  # in a prefix a failure may show in some models alone
             if meets(tuple(atom for atom in condition if atom.fact != "own") or condition, case):
-                findings[n] = replace(findings[n], failing=findings[n].failing + 1)
+                self.shorten(n)
                 return False
         if group == "hang" and isinstance(engine, Command | Server):
             self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
         for n in known:
-            wider = _Pursuit(self, group, findings[n].case, [known[i] for i in known if i != n]).finding(wider=True)
+            wider = self.pursuit(n).finding(spare=0)
             if wider.condition is not None and meets(wider.condition, case):
                 findings[n] = wider
+                self.shorten(n)
                 break
         else:
-            findings.append(_Pursuit(self, group, case, [*known.values()]).finding())
+            pursuit = _Pursuit(self, group, case, [*known.values()])
+            with suppress(TimeoutError):
+                pursuit.shrink()
+            findings.append(pursuit.finding())
+            self.shorten(len(findings) - 1)
         self.runner.engine = engine
         return True
+
+    def pursuit(self, n: int) -> "_Pursuit":
+        """Of a finding, beside the others."""
+        others = [one for i, one in enumerate(self.result.findings) if i != n]
+        finding, group = self.result.findings[n], self.result.findings[n].outcome.group
+        explained = [one.condition for one in others if one.outcome.group == group and one.condition is not None]
+        return _Pursuit(self, group, finding.case, explained)
+
+    def shorten(self, n: int) -> None:
+        """Take the shortest case of a finding: ids, a window or threads may have kept its smallest one long."""
+        finding, pursuit, known = self.result.findings[n], self.pursuit(n), {*self.runner.outcomes}
+        shorter = [c for c in pursuit.runs()[0] if c.length < finding.case.length and meets(finding.condition or (), c)]
+        if not shorter:
+            return
+        pursuit.smallest = min(shorter, key=lambda case: case.length)
+        call = {name: getattr(pursuit.smallest, name) for name in (*CALL, "vocab", "seed")}
+        if pursuit.fails([plainer := fitted(replace(finding.case, **call))])[0]:  # with the plain model already
+            pursuit.smallest = plainer
+            self.take(n, plainer)
+        pursuit.shrink()
+        self.take(n, pursuit.smallest)
+        for case in {*pursuit.runs()[1]} - known:
+            self.doubt(case)
+
+    def take(self, n: int, case: Case) -> None:
+        """Make a case the smallest one of a finding."""
+        self.result.findings[n] = replace(self.result.findings[n], case=case, outcome=self.runner.outcomes[case])
+
+    def doubt(self, case: Case) -> None:
+        """Ask again for the condition of a finding that a run contradicts, which is right."""
+        for n, finding in enumerate(self.result.findings):
+            if finding.stands and finding.condition and not finding.spared and not is_alike(case) and meets(finding.condition, case):
+                self.result.findings[n] = self.pursuit(n).finding()
+
+    def counted(self, n: int) -> Finding:
+        """A finding with the runs of the whole hunt."""
+        finding, (failing, passing) = self.result.findings[n], self.pursuit(n).runs()
+        met = [c for c in failing if finding.condition is None or meets(finding.condition, c)]
+        spared = [c for c in passing if finding.condition and meets(finding.condition, c)]
+        stands = finding.stands and 10 * sum(not is_alike(case) for case in spared) <= len(met)
+        return replace(finding, stands=stands, failing=len(met), passing=len(passing) - len(spared), spared=len(spared))
 
 
 @dataclass
@@ -377,64 +416,49 @@ class _Pursuit:
     smallest: Case
     explained: list[Condition]  # of other failures of the group
 
-    def finding(self, wider: bool = False) -> Finding:
-        """What is known of it when nothing is left to ask, or the time is over. wider: whether to look for one condition of all failing
-        cases, and no longer than there may be one."""
-        runner, case = self.hunt.runner, self.smallest
-        bad, contrast = runner.outcomes[case].bad, None
+    def shrink(self) -> None:
+        """Find the smallest case. Raises TimeoutError where the time is over before."""
+        runner = self.hunt.runner
+        bad = runner.outcomes[self.smallest].bad
         hint = 1 + min(p for _, p in bad) if bad else None
+        smallest(self.smallest, self.hunt.plain, self.fails, partial(setattr, self, "smallest"), hint, runner.workers)
+
+    def finding(self, spare: int = 2) -> Finding:
+        """What is known of it when nothing is left to ask, or the time is over. spare: kinds of right runs that may meet the condition; 0:
+        only a condition of all failing cases is looked for, and no longer than there may be one."""
+        contrast, runner = self.contrast(spare), self.hunt.runner
         with suppress(TimeoutError):
-            if not wider:
-                smallest(case, self.hunt.plain, self.fails, self.keep, hint, runner.workers)
-            contrast = self.contrast(spare=0 if wider else 2)
-            while not (contrast.stands or self.hunt.over or (wider and contrast.split)) and (cases := contrast.propose(runner.workers)):
-                for c, outcome in zip(cases, self.run(cases), strict=True):
+            while not (contrast.tested or self.hunt.over or (contrast.split and not spare)) and (cases := contrast.propose(runner.workers)):
+                for case, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
-                        self.hunt.refuse(c, outcome)
-                    elif outcome.kind == "ok" or self.is_same(c, outcome):
-                        contrast.add(c, outcome.failed)
-        contrast = contrast or self.contrast()
-        condition = None if wider and contrast.split else contrast.condition
-        cases = [c for c in contrast.failing if condition is None or meets(condition, c)]
-        told = {atom.fact for atom in condition or ()}
-        where = positions_in_words([self.bad(c) for c in cases], cases, told) if self.group == "numbers" else ""
-        outcome = runner.outcomes[self.smallest]
-        spared = sum(meets(condition, c) for c in contrast.passing) if condition else 0
-        passing = len(contrast.passing) - spared
-        return Finding(self.smallest, outcome, condition, contrast.stands, len(cases), passing, spared, where)
+                        self.hunt.refuse(case, outcome)
+                    elif outcome.kind == "ok" or self.is_same(case, outcome):
+                        contrast.add(case, outcome.failed)
+        condition = contrast.told() if spare or not contrast.split else None
+        return Finding(self.smallest, runner.outcomes[self.smallest], condition, contrast.stands, spared=contrast.spared)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
         return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
 
-    def bad(self, case: Case) -> tuple[tuple[int, int], ...]:
-        return self.hunt.runner.outcomes[case].bad
-
-    def keep(self, case: Case) -> None:
-        self.smallest = case
-
     def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes; of two runs each where the failure is that these differ."""
-        runner = self.hunt.runner
-        outcomes = runner.run_all(cases)
-        if self.group != "bits":
-            return outcomes
-        return [runner.twice(c) if o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
+        runner, outcomes = self.hunt.runner, self.hunt.runner.run_all(cases)
+        return [runner.twice(c) if self.group == "bits" and o.kind == "ok" else o for c, o in zip(cases, outcomes, strict=True)]
 
     def fails(self, cases: Sequence[Case]) -> list[bool]:
         if self.hunt.over and self.hunt.most is not None:
             raise TimeoutError
         return [self.is_same(*pair) for pair in zip(cases, self.run(cases), strict=True)]
 
-    def contrast(self, spare: int = 0) -> Contrast:
+    def runs(self) -> tuple[list[Case], list[Case]]:
+        """This failure's cases, and all that pass."""
+        outcomes = self.hunt.runner.outcomes.items()
+        return [c for c, o in outcomes if self.is_same(c, o)], [c for c, o in outcomes if o.kind == "ok"]
+
+    def contrast(self, spare: int) -> Contrast:
         """This failure's cases beside all that pass."""
-        outcomes, deck = self.hunt.runner.outcomes, self.hunt.deck
-        failing = [c for c, o in outcomes.items() if self.is_same(c, o)]
-        passing = [c for c, o in outcomes.items() if o.kind == "ok"]
-
-        def rows(case: Case) -> dict[int, int]:
-            return dict(sorted(self.bad(case), reverse=True))  # the first one of each
-
-        return Contrast(self.smallest, failing, passing, rows, deck.edges, deck.draw, self.hunt.rng, spare)
+        rows = lambda case: dict(sorted(self.hunt.runner.outcomes[case].bad, reverse=True))  # noqa: E731 - the first one of each
+        return Contrast(self.smallest, *self.runs(), rows, self.hunt.deck.edges, self.hunt.deck.draw, self.hunt.rng, spare)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:

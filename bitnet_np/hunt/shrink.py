@@ -47,11 +47,11 @@ First = Callable[[Sequence[Case]], Case | None]
 def _plainer(case: Case, plain: Case, first: First) -> Case:
     """Fields set back to the plainest case's, in groups that get smaller."""
     size = len(FIELDS)
-    while names := _differing(case, plain):
+    while names := differing(case, plain):
         size = min(size, (len(names) + 1) // 2)
         groups = [names[i : i + size] for i in range(0, len(names), size)]
         cases = [fitted(replace(case, **{name: getattr(plain, name) for name in group})) for group in groups]
-        if smaller := first([c for c in cases if len(_differing(c, plain)) < len(names)]):
+        if smaller := first([c for c in cases if len(differing(c, plain)) < len(names)]):
             case = smaller
         elif size == 1:
             break
@@ -60,7 +60,8 @@ def _plainer(case: Case, plain: Case, first: First) -> Case:
     return case
 
 
-def _differing(case: Case, plain: Case) -> list[str]:
+def differing(case: Case, plain: Case) -> list[str]:
+    """The fields in which two cases differ."""
     return [name for name in FIELDS if getattr(case, name) != getattr(plain, name)]
 
 

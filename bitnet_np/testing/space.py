@@ -51,9 +51,7 @@ class Case:
     chunk: int = 0  # tokens that the engine takes at a time; 0: all
     prefix: int = 0  # tokens whose keys and values are there from an earlier call
     threads: int = 1
-    tokens: str = (
-        "inner"  # which ids: neither the first nor the last of the vocabulary; "first" or "last": that often; "alike": one id alone
-    )
+    tokens: str = "inner"  # ids but the first and the last of the vocabulary; "first", "last", "low": often these, or 0 to 3; "alike": one
     seed: int = 0
 
 
@@ -88,7 +86,7 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
     "chunk": (0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 128),
     "prefix": (0, 1, 2, 5, 8, 16, 31, 32, 33, 64, 100),
     "threads": (1, 2, 3, 4, 8),
-    "tokens": ("inner", "first", "last", "alike"),
+    "tokens": ("inner", "first", "last", "low", "alike"),
     "seed": (0, 1, 2, 3, 4, 5, 6, 7),
 }  # fmt: skip
 """The values of each field that are drawn, the plainest first."""
@@ -168,10 +166,10 @@ def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
         ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(case.vocab - 2, 1)
         if case.tokens == "alike":
             ids[:] = ids[0]
-        elif case.tokens in ("first", "last"):
-            end = rng.random(CONTEXT) < 0.5
-            end[0] = True
-            ids[end] = 0 if case.tokens == "first" else case.vocab - 1
+        elif case.tokens != "inner":
+            often = rng.random(CONTEXT) < 0.5
+            often[0] = True
+            ids[often] = ids[often] % 4 if case.tokens == "low" else {"first": 0, "last": case.vocab - 1}[case.tokens]
         sequences.append(np.minimum(ids, case.vocab - 1)[:length])
     return tuple(sequences)
 

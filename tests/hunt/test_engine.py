@@ -16,14 +16,15 @@ from bitnet_np.base.errors import FileFormatError, OptionError, ServerError
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
 from bitnet_np.hunt.api import check_engine
-from bitnet_np.hunt.engine import Call, Command, engine_of, running
+from bitnet_np.hunt.engine import Call, Command, Ran, engine_of, running
 from bitnet_np.hunt.keep import read_case
 from bitnet_np.hunt.outcome import Judge, definition
+from bitnet_np.hunt.run import call_of
 from bitnet_np.judge.options import Options
 from bitnet_np.model.records import Config
 from bitnet_np.servers.client import client_of
 from bitnet_np.testing import write_gguf
-from bitnet_np.testing.space import Case, model_of
+from bitnet_np.testing.space import Case, fitted, model_of
 
 CALL = Call((np.arange(1, 5),), 0, 1, 0)
 CONFIG = Config("llama", 8, 16, 4, 1, 4, 1, 1, 4, 1e-5, 10000.0, activation="silu")
@@ -204,7 +205,22 @@ def test_check_runs_an_engine_and_probes_it(tmp_path):
     assert report.verdict == bn.Verdict.WRONG
     assert report.notes[-1] == "probes: the embedding, the last norm or the head"
     report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], judge, 60)
-    assert (report.verdict, report.reason) == (
-        bn.Verdict.INVALID,
-        "the engine gave nothing to judge: invalid: the engine ended with 0 and wrote no output",
-    )
+    nothing = "the engine gave nothing to judge: invalid: the engine ended with 0 and wrote no output"
+    assert (report.verdict, report.reason) == (bn.Verdict.INVALID, nothing)
+    write_gguf(path, model_of(fitted(Case(group=2))))  # the small models that are probed have heads that share, as it has
+    template = template_of(program, READS_TEXT.replace("np.repeat(part, ", "(lambda x, n, axis: np.tile(x, (1, n, 1)))(part, "))
+    report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], judge, 60)
+    assert "the sum of values" in report.notes[-1]
+
+
+@pytest.mark.parametrize(("layer", "prefix", "kind"), [(0, 0, "wrong"), (1, 0, "wrong"), (0, 4, "wrong"), (1, 4, "ok")])
+def test_tensors_that_rest_on_our_own_prefix_are_no_finding(layer, prefix, kind):
+    """Of the prefix the judge has its own values, whose codes may be others than the engine's: behind the first layer logits alone say."""
+    case = fitted(Case(family="bitnet-b1.58", layers=2, length=9, prefix=prefix))
+    model, call, dump = model_of(case), call_of(case), {}
+    record = lambda name, n, x: dump.__setitem__(name if n is None else f"{name}-{n}", np.array(x)[prefix:])  # noqa: E731
+    logits = np.array(bn.forward_full(model, call.tokens, record=record)[0])[prefix:]
+    dump["result_output"] = logits + np.float32(1e-3) * np.random.default_rng(1).standard_normal(logits.shape, np.float32) * logits.std()
+    dump[f"kqv_out-{layer}"] *= np.float32(1.01)
+    kept = {name: x for name, x in dump.items() if name.startswith(("attn_norm", "Vcur", "kqv_out", "result_output"))}
+    assert Judge().outcome(Ran("ok", dump=kept), model, call, definition(model, call), False).kind == kind

@@ -9,7 +9,7 @@ from hunted_engines import CONDITIONS, engine_with
 from models import random_model
 
 import bitnet_np as bn
-from bitnet_np.hunt.contrast import Contrast, Pool, conditions, meets
+from bitnet_np.hunt.contrast import Contrast, Pool, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
 from bitnet_np.hunt.facts import Atom, Calls, calls_of, facts_of, in_statements, in_words
@@ -102,6 +102,14 @@ def test_a_crash_is_a_finding_with_its_condition():
     assert finding.where.startswith("crash where the number of layers is at least 3: ")
 
 
+def hunting_in(engine, **edges):
+    """A hunt in an engine, before it draws from these values."""
+    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 90, 0, lambda runs, findings, left: None)
+    hunting.plain, _ = case_like(LIKE)
+    hunting.deck = Deck({name: (getattr(hunting.plain, name),) for name in EDGES} | edges, hunting.rng)
+    return hunting
+
+
 @pytest.mark.parametrize(("fault", "count"), [({"layers": 4}, 1), ({"head_dim": 80}, 2)])
 def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, count):
     """A finding says that 3 layers are wrong. So are 4: its condition was too narrow. A head width of 80 is another mistake, told apart."""
@@ -110,9 +118,8 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
         condition = "third layer" if model.config.n_layers > 2 else "head width 80"
         return engine_with(condition)(model, tokens)
 
-    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 90, 0, lambda runs, findings, left: None)
-    hunting.plain, edges = case_like(LIKE)
-    hunting.deck = Deck(edges | {name: edges[name][:1] for name in ("batch", "ragged", "window", *engine_of(engine).knobs)}, hunting.rng)
+    edges = case_like(LIKE)[1]
+    hunting = hunting_in(engine, **edges | {name: edges[name][:1] for name in ("batch", "ragged", "window", *engine_of(engine).knobs)})
     first, other = replace(hunting.plain, layers=3), replace(hunting.plain, **fault)
     outcomes = [hunting.runner.run(case) for case in (hunting.plain, first, other)]
     assert [outcome.failed for outcome in outcomes] == [False, True, True]
@@ -185,22 +192,37 @@ TRUTHS = {
     "any call but the first": (lambda c: c.prefix > 0 or 0 < c.chunk < c.length, "a call sees keys of an earlier one"),
     "any matrix": (lambda c: any(n % 128 for n in (c.width, c.ffn, c.kv_heads * c.group * c.head_dim)), None),
     "a call": (lambda c: 1 in calls_in(c), "the length of a call is 1"),
-    "a last tile": (lambda c: any(n > 16 and n % 16 for n in calls_in(c)), "the length of a call is at least 17 and no multiple of 16"),
+    "a last tile": (lambda c: any(n > 16 and n % 16 for n in calls_in(c)),
+        "the length of a call is at least 17 (right at 15) and no multiple of 16"),
     "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
     "threads": (lambda c: c.width % c.threads > 0, "the threads do not divide the width evenly"),
     "a multiple": (lambda c: c.prefix > 0 and c.prefix % 16 == 0, None),
     "a page": (lambda c: any(start and start % 32 == 0 for start, _ in calls_of(c, c.length)), None),
     "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token of a call is at least 2"),
-    "one call": (
-        lambda c: any(end - start == 1 and end > 32 for start, end in calls_of(c, c.length)),
-        "the length of a call is 1 and its first position is at least 32",
-    ),
-    "a border": (
-        lambda c: any(start % 16 and start // 16 < (end - 1) // 16 for start, end in calls_of(c, c.length)),
-        "the first position of a call is no multiple of 16 and it crosses a multiple of 16",
-    ),
+    "one call": (lambda c: any(end - start == 1 and end > 32 for start, end in calls_of(c, c.length)),
+        "the length of a call is 1 and its first position is at least 32"),
+    "a border": (lambda c: any(start % 16 and start // 16 < (end - 1) // 16 for start, end in calls_of(c, c.length)),
+        "the first position of a call is no multiple of 16 and it crosses a multiple of 16"),
     "biases": (lambda c: c.family in BIASED and c.width > 64, "the width is at least 65 and the model has biases"),
-}
+    "pairs": (lambda c: c.experts and any(n * c.experts_used > 32 for n in calls_in(c)),
+        "the length of a call times the number of experts that a token takes is at least 33"),
+    "no expert's share": (lambda c: any(n * c.experts_used < c.experts for n in calls_in(c)),
+        "there are more experts than all tokens of a call take"),
+    "rows of scores": (lambda c: any(n * c.kv_heads * c.group > 128 for n in calls_in(c)),
+        "the number of heads times the length of a call is at least 129"),
+    "behind an id": (lambda c: (tokens_of(c)[0][:-1] == 2).any(), "the number of tokens behind the first id 2 is at least 1"),
+    "an id twice": (lambda c: (np.diff(tokens_of(c)[0]) == 0).any(), "two ids next to each other are equal"),
+    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "a call is longer than the first one"),
+    "a last tile of ids": (lambda c: tokens_of(c)[0].max() >= c.vocab // 64 * 64,
+        "an id of the prompt is behind the vocabulary's last whole tile of 64"),
+    "behind a prefix": (lambda c: c.prefix > 0 and (c.chunk == 1 or c.length - c.prefix == 1),
+        "the length of a call is 1 and it is the first one behind a reused prefix"),
+    "a padded prefix": (lambda c: c.chunk > 0 and c.prefix % c.chunk > 0, None),
+    "steps are right": (lambda c: any(end - start > 1 and end > 128 for start, end in calls_of(c, c.length)),
+        "the length of a call is at least 2 and its number of keys is at least 129"),
+    "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
+        "the length of a call minus the window is at least 2"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRUTHS)
@@ -224,7 +246,7 @@ def test_a_condition_is_what_makes_cases_fail(name):
     wrong = [case for case in (deck.draw() for _ in range(400)) if truth(case) != meets(contrast.condition, case)]
     assert len(wrong) <= 2, (list(map(str, contrast.condition)), wrong[:1])
     if words:
-        assert in_statements(contrast.condition) == words
+        assert in_statements(contrast.told()) == words  # "right at": 16 is a multiple of 16
 
 
 def test_each_statement_is_tested_by_runs_that_miss_it_alone():
@@ -259,14 +281,16 @@ def test_a_statement_about_a_number_is_tested_with_several():
     assert {case.threads for case in contrast.alone(near)} <= {3, 4}
 
 
-@pytest.mark.parametrize("tokens", ["first", "last", "alike", "inner"])
+@pytest.mark.parametrize("tokens", EDGES["tokens"])
 def test_facts_of_ids_are_those_of_the_ids(tokens):
-    """However they were drawn: a prompt of one id, or of the last one alone, is of equal ids, too."""
+    """However they were drawn: a prompt of the last one alone is of equal ids as well."""
     for length, vocab in ((1, 64), (2, 64), (3, 33), (40, 33)):
         case = fitted(Case(tokens=tokens, length=length, vocab=vocab))
         ids, facts = tokens_of(case)[0].tolist(), facts_of(case)
-        told = [facts[name] for name in ("first_id", "last_id", "alike", "highest")]
-        assert told == [(0 in ids,), (vocab - 1 in ids,), (len({*ids}) == 1,), (max(ids),)]
+        behind = [length - 1 - ids.index(x) if x in ids else -1 for x in (0, 1, 2, 3, vocab - 1)]
+        assert [facts[name] for name in facts if name.startswith("behind")] == behind
+        assert in_statements([Atom("behind 3", low=0)]) == "the prompt has the id 3"
+        assert (facts["highest"], facts["tail 32"], is_alike(case)) == (max(ids), max(ids) >= vocab // 32 * 32, len({*ids}) == 1 < length)
 
 
 def contrast_of(truth, fails, seed=3, runs=60, **edges):
@@ -286,7 +310,7 @@ def contrast_of(truth, fails, seed=3, runs=60, **edges):
 
 def test_right_runs_of_equal_ids_are_no_evidence():
     truth = lambda c: c.kv_heads == 1 and c.length > 32  # noqa: E731
-    contrast, wrong = contrast_of(truth, lambda c: truth(c) and c.tokens != "alike")
+    contrast, wrong = contrast_of(truth, lambda c: truth(c) and not is_alike(c))
     assert {atom.fact for atom in contrast.condition} == {"kv_heads", "length"}
     assert wrong == 0
 
@@ -302,11 +326,67 @@ def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
-    truth = lambda c: c.layers > 1 and c.threads > 1 and c.chunk == 1  # noqa: E731
-    contrast, _ = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, layers=(1, 2), threads=(1, 2), chunk=(0, 1))
-    assert {atom.fact for atom in contrast.condition} <= {"layers", "threads", "chunk", "chunked", "calls"}
-    assert not contrast.split
-    assert any(meets(contrast.condition, case) for case in contrast.passing)
+    truth = lambda c: c.layers > 1 and c.threads > 1 and c.tied  # noqa: E731
+    contrast, wrong = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, seed=1, runs=40, layers=(1, 2), threads=(1, 2))
+    assert {atom.fact for atom in contrast.condition} == {"layers", "threads", "tied"}
+    assert (contrast.split, wrong) == (False, 0)
+    assert contrast.spared > 0
+
+
+def test_what_failing_runs_have_alike_is_changed_before_a_condition_stands():
+    """All that failed had one thread and no steps of single tokens: of these the condition says nothing, so they are asked for."""
+    edges = {name: values[:1] for name, values in EDGES.items()} | {"length": (4, 8, 9), "threads": (1, 2), "chunk": (0, 1, 2)}
+    failing, passing = [Case(length=9), Case(length=12)], [Case(), Case(length=8), Case(length=7)]
+    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(), random.Random(1))
+    contrast.agreed = contrast.missed = 100
+    assert in_statements(contrast.told()) == "the prompt is longer than 8 tokens"
+    near, asked = Pool(contrast.neighbours()), []
+    while cases := contrast.vary(near):
+        assert not contrast.tested
+        asked += cases
+        contrast.failing += cases
+    assert contrast.varied
+    assert {(case.chunk, case.threads, case.length > 8) for case in asked} == {(1, 1, True), (0, 2, True)}
+    contrast.spared = 1  # of two runs that meet it
+    assert (contrast.tested, contrast.stands) == (True, False)
+    contrast.add(Case(length=12, chunk=1), False)
+    assert not contrast.varied
+
+
+def test_the_gap_at_a_bound_is_asked_for_and_else_said():
+    edges = {name: values[:1] for name, values in EDGES.items()} | {"length": (4, 8, 30, 64)}
+    failing, passing = [Case(length=64), Case(length=100)], [Case(), Case(length=8)]
+    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(length=30), random.Random(1))
+    assert in_statements(contrast.told()) == "the prompt is longer than 63 tokens (right at 8)"
+    (atom,) = contrast.condition
+    assert contrast.between(Pool([Case(length=30), Case(length=8), Case(length=7), Case(length=65)])) == [Case(length=30)]
+    contrast.add(Case(length=30), False)
+    assert contrast.gap(atom) == 30
+
+
+def test_a_finding_that_a_later_run_contradicts_is_asked_for_again():
+    """It says that all long prompts are wrong; a right one, with another head width, takes that back."""
+    lengths = {"length": (4, 32, 33, 40), "head_dim": (32, 80, 48)}
+    engine = lambda model, tokens: engine_with("longer than 32" if model.config.head_dim != 80 else "none")(model, tokens)  # noqa: E731
+    hunting = hunting_in(engine, **lengths)
+    first, right = replace(hunting.plain, length=33), replace(hunting.plain, length=40, head_dim=80)
+    outcome = hunting.runner.run(first)
+    hunting.runner.run(hunting.plain)
+    hunting.result.findings.append(Finding(first, outcome, (Atom("length", low=33),), True))
+    assert not hunting.drawn([right])
+    (finding,) = hunting.result.findings
+    assert {atom.fact for atom in finding.condition} == {"length", "head_dim"}, finding.where
+
+
+def test_a_shorter_case_of_a_finding_is_made_smaller():
+    hunting = hunting_in(engine_with("a multiple of 8"), length=(4, 8, 16, 24, 40), threads=(1, 2))
+    outcomes = [hunting.runner.run(replace(hunting.plain, length=length)) for length in (40, 16)]
+    long, short = hunting.runner.outcomes
+    hunting.result.findings.append(Finding(long, outcomes[0], (Atom("length", step=8, rest=0),), True))
+    assert not hunting.pursue(short)
+    assert hunting.result.findings[0].case == replace(hunting.plain, length=8)
+    counted = hunting.counted(0)
+    assert (counted.failing, counted.spared) == (sum(o.failed for o in hunting.runner.outcomes.values()), 0)
 
 
 def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
@@ -319,7 +399,7 @@ def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_window_that_a_family_always_has_is_drawn_and_said(family):
     case = fitted(Case(family=family))
-    assert case.window == model_of(case).config.window == facts_of(case)["window"][0] > 0
+    assert case.window == model_of(case).config.window == facts_of(case)["window"] > 0
     assert model_of(fitted(replace(case, window=8))).config.window == 8
     plain, edges = case_like(random_model(1, family=family, window=16))
     assert plain.window == 16
