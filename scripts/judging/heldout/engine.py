@@ -466,6 +466,7 @@ def faults():
     import conditional_faults_b
     import conditional_faults_c
     import conditional_faults_d
+    import conditional_faults_e
     import public_faults
     import public_faults_b
     import public_faults_c
@@ -473,7 +474,7 @@ def faults():
     import public_faults_e
     import public_faults_f
 
-    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d]
+    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e]
     sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
