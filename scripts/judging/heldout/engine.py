@@ -488,8 +488,10 @@ def policy_of(policy):
     import policies_b
     import policies_c
     import policies_d
+    import policies_e
 
-    return {id: case for module in (policies, policies_b, policies_c, policies_d) for id, case in module.POLICIES.items()}[policy].make()
+    sets = (policies, policies_b, policies_c, policies_d, policies_e)
+    return {id: case for module in sets for id, case in module.POLICIES.items()}[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):
