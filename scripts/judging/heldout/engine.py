@@ -466,14 +466,16 @@ def faults():
     import conditional_faults_b
     import conditional_faults_c
     import conditional_faults_d
+    import conditional_faults_e
     import public_faults
     import public_faults_b
     import public_faults_c
     import public_faults_d
     import public_faults_e
+    import public_faults_f
 
-    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d]
-    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e]
+    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e]
+    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
 
@@ -486,8 +488,10 @@ def policy_of(policy):
     import policies_b
     import policies_c
     import policies_d
+    import policies_e
 
-    return {id: case for module in (policies, policies_b, policies_c, policies_d) for id, case in module.POLICIES.items()}[policy].make()
+    sets = (policies, policies_b, policies_c, policies_d, policies_e)
+    return {id: case for module in sets for id, case in module.POLICIES.items()}[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):
