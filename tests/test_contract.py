@@ -13,7 +13,7 @@ from child import WITHOUT_NUMBA, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, padded, random_model, random_tokens, seeds
-from operation_draws import CASES, Draw
+from operation_draws import CASES, Draw, same
 
 import bitnet_np as bn
 from bitnet_np import contract
@@ -69,18 +69,6 @@ def test_its_constants_are_those_of_the_kernels():
 # --- every operation ------------------------------------------------------------------------------------------------------------------
 
 WITHOUT_NUMBERS = {"storage", "upload", "empty", "resident", "to_host", "wait", "mark"}
-
-
-def same(ours, theirs):
-    """Whether results are equal to the bit, but for the signs and payloads of NaN."""
-    if isinstance(theirs, tuple | list):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
-        return False
-    if theirs.dtype.kind != "f":
-        return (ours == theirs).all()
-    number = ~np.isnan(theirs)
-    return (np.isnan(ours) != number).all() and ours[number].tobytes() == theirs[number].tobytes()
 
 
 EXPRESSIONS = {

@@ -17,10 +17,15 @@ LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant t
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
     """A mask in additive form and of this dtype: a bool mask is translated,
-    an additive one keeps its values."""
+    an additive one keeps its values. Raises MaskError for one with a value beyond the dtype's range."""
     mask, kind = _of_numbers(mask), dtype_of_form("additive", dtype)
     additive = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask
-    return additive.astype(kind, copy=False)
+    try:
+        with np.errstate(over="raise"):
+            return additive.astype(kind, copy=False)
+    except FloatingPointError:
+        largest = np.abs(additive[np.isfinite(additive)]).max()
+        raise MaskError(f"mask has {largest:.3g}, expected numbers within {kind}'s range") from None
 
 
 def as_bool(mask: NDArray) -> NDArray[np.bool_]:

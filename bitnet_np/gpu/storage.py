@@ -22,6 +22,9 @@ class DeviceStorage:
     """backend.Storage on a device.
 
     A key or value beyond float16's range becomes NaN, and so do the logits: the pass raises NonFiniteError in the end.
+
+    Erasing launches kernels, one by one, in Python. Where Ctrl-C comes in between, keys and values stay past a slot's length. No kernel
+    reads them, and no copy of the slot has them.
     """
 
     def __init__(self, on: Cuda) -> None:

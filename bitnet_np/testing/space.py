@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.tensor_types import ALL_BLOCK_TYPES
 from ..base.tensor_types import I2_S as _I2_S
+from ..model.checks import check_model
 from ..model.families import ARCHITECTURES, FAMILIES, Family
 from ..model.records import Blocks, Layer, Linear, LongRope, Model, Ternary, Weights, frozen
 from ..model.rope import rope_fields
@@ -229,7 +230,11 @@ def _without_extras(model: Model, like: Model | None) -> Model:
 
 
 def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
-    """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them."""
+    """The plainest case of a model's family and types, and the values of its fields to draw, the model's own among them.
+
+    Raises ShapeError for a model that cannot be.
+    """
+    check_model(model)
     c, w = model.config, model.layers[0].attn_q.weights
     fixed: dict[str, Any] = {
         "family": c.architecture,

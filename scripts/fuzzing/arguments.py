@@ -12,8 +12,10 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numba
 import numpy as np
@@ -21,6 +23,7 @@ import numpy as np
 import bitnet_np as bn
 from bitnet_np.cli.main import build_parser, main
 from bitnet_np.hunt.outcome import Judge
+from bitnet_np.judge.mistakes import search
 from bitnet_np.judge.options import Options
 from bitnet_np.kernels import cpu
 from bitnet_np.model.records import Yarn
@@ -381,7 +384,13 @@ def use_arguments(folder: Path, n: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     threads = numba.get_num_threads()
     try:
-        with _limited(), contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            _limited(),
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            mock.patch.object(search, "thread_time", count(0, 2**40).__next__),  # a `budget` of seconds is over at once
+        ):
             if n % 8:
                 function, arguments = call_of(n // 8 * 7 + n % 8, folder)
                 function(**arguments())

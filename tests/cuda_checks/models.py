@@ -23,6 +23,7 @@ from bitnet_np.generation.batch import Batch, Request, generate_batch
 from bitnet_np.generation.generate import generate
 from bitnet_np.generation.sampling import Sampling
 from bitnet_np.gpu.device import bytes_needed, open_cuda, place
+from bitnet_np.kernels.cuda import rows as row_kernels
 from bitnet_np.model import packing
 from bitnet_np.model.records import Model, Yarn
 from bitnet_np.testing.models import random_model
@@ -148,6 +149,33 @@ def decoding() -> None:
         both.run([[1, 3, 2], [4, 0, 0], [2, 2, 0]], [3, 1, 2], by=partial(prefill, block=2))
         with pytest.raises(CapacityError, match="slot 0 holds 5 of 5"):
             both.step(1, 1, 1)
+
+
+@check
+def interrupted() -> None:
+    """Ctrl-C in a pass, and again while its keys and values are erased: they stay past the slot's length, where nothing reads them."""
+    both, each = Caches(smallest(5), 2, 6), on.each
+    both.run([[1, 2], [3, 0]], [2, 1])
+
+    def erase(kernel: Any, *arguments: Any) -> Any:
+        if kernel is row_kernels.erase:
+            raise KeyboardInterrupt
+        return each(kernel, *arguments)
+
+    def interrupt(name: str, layer: int | None, array: NDArray) -> None:
+        if name == "l_out":
+            raise KeyboardInterrupt
+
+    with mock.patch.object(on, "each", erase), pytest.raises(KeyboardInterrupt):
+        forward(both.placed, [[4, 4, 4]], both.theirs, slots=[0], ops=on, record=interrupt)
+    assert on.to_host(both.theirs.k)[:, 0, 2:5].all(), "nothing stays"
+    assert both.theirs.lengths.tolist() == [2, 1]
+    for how in ({}, {"mask": np.ones((1, 4), np.bool_)}):
+        ours = forward(both.model, [[3]], both.own, slots=[0], **how)
+        assert_same_bits(forward(both.placed, [[3]], both.theirs, slots=[0], ops=on, **how), ours)
+    for cache in (both.theirs, both.own):
+        cache.resize(2, 7)
+    both.check_alike()  # copies have what the slot holds
 
 
 @check

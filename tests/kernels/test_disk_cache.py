@@ -428,10 +428,15 @@ def test_edits_of_what_a_kernel_calls_are_noticed(tmp_path):
 
 
 RACE = """
-import random, sys
+import random, sys, time
+from pathlib import Path
 import numpy as np
 from bitnet_np.kernels import floats, launching
-table, seed = np.arange(-64, 64, dtype=np.float32).reshape(8, 16), int(sys.argv[1])  # bfloat16 holds these numbers
+# bfloat16 holds these numbers
+table, seed, ready = np.arange(-64, 64, dtype=np.float32).reshape(8, 16), int(sys.argv[1]), Path(sys.argv[2])
+(ready / str(seed)).touch()
+while len(list(ready.iterdir())) < 4:  # on a busy machine one would be done before another begins
+    time.sleep(0.01)
 kinds = {"float32": table, "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
 cases = [(kind, small) for kind in kinds for small in (0, 1 << 15)]
 for kind, launching.SMALL in random.Random(seed).sample(cases, len(cases)):
@@ -442,11 +447,13 @@ print(floats._embed.run.stats.cache_misses.total())
 
 def test_processes_that_fill_one_cache_at_once_mix_nothing_up(tmp_path, monkeypatch):
     """Each compiles the same kernels in an order of its own. The next process compiles none, and every entry is what it says."""
+    cache, ready = tmp_path / "cache", tmp_path / "ready"
+    ready.mkdir()
     with ThreadPoolExecutor(4) as pool:
-        compiled = list(pool.map(lambda seed: int(run_python(RACE, seed, NUMBA_CACHE_DIR=str(tmp_path))), range(4)))
-    assert min(compiled) > 0
-    assert run_python(RACE, 0, NUMBA_CACHE_DIR=str(tmp_path)) == "0\n"
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    for file in files(tmp_path):
+        compiled = list(pool.map(lambda seed: int(run_python(RACE, seed, ready, NUMBA_CACHE_DIR=str(cache))), range(4)))
+    assert sum(compiled) > 2, "of two kernels none was compiled by two processes"
+    assert run_python(RACE, 0, ready, NUMBA_CACHE_DIR=str(cache)) == "0\n"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(cache))
+    for file in files(cache):
         line, code = disk_cache.read(file)
         disk_cache.unpickle(code, json.loads(line))

@@ -79,6 +79,7 @@ def test_a_lesser_processor_gives_the_same_bits(name):
         "is_wide": simulated.is_wide,
         "least": simulated.least,
         "wrong": [],
+        "contract": [],
         "costs": [],
         "extremes": processors.extremes(simulated.types),
         "passes": {name: digest for name, digest in RECORDED.items() if name.startswith(simulated.passes)},
@@ -103,7 +104,7 @@ def test_no_kernel_uses_memory_after_it_was_freed():
     types = " ".join(kind.name for kind in ALL_BLOCK_TYPES)
     here = run("processors", types, ",".join(OF_EACH_KIND), "whole", **OWN_MAPPINGS)
     passes = {name: digest for name, digest in RECORDED.items() if name.startswith(OF_EACH_KIND)}
-    assert (here["passes"], here["wrong"], here["costs"]) == (passes, [], [])
+    assert (here["passes"], here["wrong"], here["contract"], here["costs"]) == (passes, [], [], [])
 
 
 def test_threads_that_compute_at_once_get_the_same_bits():

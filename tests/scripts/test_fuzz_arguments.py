@@ -1,6 +1,7 @@
 """The fuzzer of arguments: it knows every public function and every option, sound calls end well, and what is foreign is a finding."""
 
 import inspect
+from dataclasses import replace
 
 import fuzz_gguf
 import numpy as np
@@ -79,6 +80,8 @@ KNOWN = {
     "record": (lambda: bn.forward_full(arguments._model(), [[1]], record=3), "record is 3, expected a function"),
     "metrics": (lambda: bn.Metrics().ops(3), "backend is 3"),
     "surrogate": (lambda: bn.load("\ud800"), "path is"),
+    "mask": (lambda: bn.masks.as_additive(np.array([0, 1e308])), "mask has 1e\\+308, expected numbers within float32's range"),
+    "like": (lambda: bn.hunt(print, replace(arguments._model(), token_embd=range(3))), "token_embd is range"),
     "repr": (lambda: bn.pad(arguments.Hostile("__repr__")), "tokens is a Hostile__repr__"),
 }
 
