@@ -2,16 +2,19 @@
 
 import numpy as np
 import pytest
+from dumps import recorded, trace, without_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import family_shapes, random_model, random_tokens, seeds
 
 import bitnet_np as bn
+from bitnet_np import spec
 from bitnet_np.base.errors import OptionError
 from bitnet_np.cli.main import main
 from bitnet_np.engine.cache import KVCache
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import write_gguf
+from bitnet_np.traces.points import Key
 
 MODEL = random_model(3, family="llama", width=64, ffn=128, heads=4, kv_heads=2, head_dim=16, vocab=90)
 TOKENS = random_tokens(np.random.default_rng(1), MODEL, 20)
@@ -38,6 +41,35 @@ def test_an_honest_call_has_our_bits(shape, seed, length, share, alone):
     dump = continued(model, tokens, prefix)
     dump = {"logits": dump["result_output"]} if alone else dump
     assert bn.check(model, tokens, dump, prefix=prefix).verdict <= Verdict.FLIPS
+
+
+def next_floats(seed):
+    """Rounds every tensor once more, up or down: the last bit of an engine that sums in another order."""
+    rng = np.random.default_rng(seed)
+
+    def edit(name, layer, x):
+        if x.dtype != np.float32 or name.endswith("_scale"):
+            return x
+        return np.nextafter(x, np.where(rng.random(x.shape) < 0.5, np.inf, -np.inf).astype(np.float32))
+
+    return edit
+
+
+@pytest.mark.parametrize("seed", [3, 7, 9, 11])
+def test_codes_that_flip_in_the_prefix_are_no_mistake(seed):
+    """Its keys and values are ours, and those of the engine have other codes. A key too few of the prefix is found all the same."""
+    model = random_model(seed, family="bitnet-b1.58", n_layers=3, width=256, ffn=256, heads=8, kv_heads=1, head_dim=32)
+    ids = random_tokens(np.random.default_rng(seed), model, 100)
+    whole = recorded(model, ids, edit=next_floats(seed + 100))
+    dump = {key: x[32:] for key, x in without_codes(whole).items()}
+    assert bn.check(model, ids, trace(dump), prefix=32, budget=0).verdict <= Verdict.NARROW
+    last = Key("kqv_out", 2)
+    q, k, v = (whole[Key(name, 2)].astype(np.float64).reshape(100, -1, 32) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+    sees = np.tri(100, dtype=bool) & (np.arange(100) != 5)
+    weights = spec.softmax(np.where(sees, np.einsum("thk,sk->hts", q, k[:, 0]) / 32**0.5, -np.inf))
+    wrong = np.einsum("hts,sk->thk", weights, v[:, 0]).reshape(100, -1)[32:].astype(np.float32)
+    report = bn.check(model, ids, trace(dump | {last: wrong}), prefix=32, budget=0)
+    assert report.first_wrong.key == last
 
 
 @pytest.mark.parametrize("prefix", [1, 8, 19])
