@@ -182,9 +182,7 @@ class TensorJudge:
         """The tensors of an engine that rounds its own, up to the last attention; None if their numbers leave float32's range."""
         last = max(i for i, key in enumerate(self.sites) if key.name == "kqv_out")
         sites = [*self.sites.values()][:last]
-        with suppress(FloatingPointError), np.errstate(over="ignore", invalid="ignore"):
-            return self.values(sites, {o.key: partial(self._rounded, o) for o in sites})
-        return None
+        return self._with_rounded(sites, sites)
 
     def follows(self, key: Key, other: Key) -> bool:
         """Whether the operation of another tensor reads this one of the dump, and is right on it."""
@@ -386,11 +384,14 @@ class TensorJudge:
 
     def _narrow(self, span: list[Operation], value: Array, sites: list[Operation]) -> Array | None:
         """The NMSE at each position of a span in which these operations round their outputs; None if numbers leave float32's range."""
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return position_errors(value, self.values(span, {o.key: partial(self._rounded, o) for o in sites})[span[-1].key])
-        except FloatingPointError:
-            return None
+        rounded = self._with_rounded(span, sites)
+        return None if rounded is None else position_errors(value, rounded[span[-1].key])
+
+    def _with_rounded(self, span: list[Operation], sites: list[Operation]) -> Values | None:
+        """The tensors of a span in which these operations round their outputs; None if numbers leave float32's range."""
+        with suppress(FloatingPointError), np.errstate(over="ignore", invalid="ignore"):
+            return self.values(span, {o.key: partial(self._rounded, o) for o in sites})
+        return None
 
     def _rounded(self, site: Operation, values: Values) -> Array:
         """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
