@@ -87,6 +87,7 @@ def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
 
     Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
     runs. Byte order and the order of fields reverse them. A pointer that is not moved on reads the first ones, or the last, again.
+    No order has two names: which of two equal ones leaves less is a matter of a processor's sums.
     """
     everything = np.arange(width)
     for size in dict.fromkeys((*_SIZES, width)):
@@ -98,14 +99,16 @@ def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
             for together in (1, *(n for n in parts if n < run and run % n == 0)):
                 turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
                 yield _interleaved(size, run, together), turns.ravel(), is_likely
-            for words, source, again in (
-                (f"the first {run} of each {size} {{}} are read again and again", own % run, is_likely),
-                (f"the last {run} of each {size} {{}} are read again and again", size - run + own % run, is_likely),
-                (f"of each {size} {{}} every run of {run} is read twice", own // run // 2 * run + own % run, False),
-                (f"of each {size} {{}} the next run of {run} is read", np.roll(own, -run), False),
-                (f"of each {size} {{}} the previous run of {run} is read", np.roll(own, run), False),
+            for which, start in (("first", 0), ("last", size - run)):
+                yield f"the {which} {run} of each {size} {{}} are read again and again", pieces[:, start + own % run].ravel(), is_likely
+            if 2 * run == size:
+                continue  # of two runs each is both the next and the previous, and all orders of them have a name
+            for words, source in (
+                (f"of each {size} {{}} every run of {run} is read twice", own // run // 2 * run + own % run),
+                (f"of each {size} {{}} the next run of {run} is read", np.roll(own, -run)),
+                (f"of each {size} {{}} the previous run of {run} is read", np.roll(own, run)),
             ):
-                yield words, pieces[:, source].ravel(), again
+                yield words, pieces[:, source].ravel(), False
         for run in (1, *parts):
             yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel(), is_likely
 
