@@ -15,7 +15,7 @@ from .launching import Floats, launch, parallel, rule, serial, shared
 from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
 from .workspace import aligned_floats, empty
 
-ROWS = 24  # rows of weights that share one reading of the activations
+ROWS = 48  # rows of weights that share one reading of the activations, which leave the second cache where they are wide
 STRIDE = DEPTH + LANES
 """Numbers from a row of a strip to the next. With DEPTH, a power of two, all rows of a tile would lie in one set of the first cache."""
 
