@@ -39,6 +39,7 @@ from .law.noise import (
     OF_SUMS,
     PRODUCTS,
     SEVERAL,
+    STREAM,
     UNEVEN,
     Noise,
     Residual,
@@ -47,6 +48,7 @@ from .law.noise import (
     left_out,
     odd_across,
     residual,
+    wrong_term,
 )
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
@@ -196,6 +198,8 @@ class TensorJudge:
         """The error of an operation as noise."""
         theirs = self.theirs[site.key]
         found = residual(site.key, expected.value, site.unit(*inputs), theirs)
+        if not found.odd and found.kind == STREAM:
+            return found._replace(odd=wrong_term([x.astype(np.float64) for x in inputs], theirs - expected.value))
         if found.odd or found.kind != PRODUCTS:
             return found
         weights, error = linear_of(self.model, site.key).weights, theirs - expected.value

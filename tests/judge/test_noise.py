@@ -94,6 +94,59 @@ def between_layers(engines, ids, model=MODEL, **policy):
     )
 
 
+class Rounded(Dense):
+    """An engine that rounds some of its tensors after they are computed: `after` is a function of the name, the layer and the tensor."""
+
+    after = staticmethod(lambda name, n, x: x)
+
+    def step(self, name, n, compute):
+        super().step(name, n, lambda: self.after(name, n, np.asarray(compute(), np.float32)))
+
+
+def report_of(after):
+    engine = Rounded(MODEL, IDS)
+    engine.after = after
+    return judged(engine.run())
+
+
+def test_what_layers_add_to_may_be_handed_on_in_8_bits():
+    """Levels that lie closer together near 0 are in no list of formats."""
+    t = np.linspace(-1, 1, 255, dtype=np.float32)
+    levels = t * np.abs(t)
+
+    def handed_on(x):
+        largest = np.abs(x).max(axis=1, keepdims=True)
+        return (levels[np.abs((x / largest)[..., None] - levels).argmin(axis=-1)] * largest).astype(np.float32)
+
+    report = report_of(lambda name, n, x: handed_on(x) if name == "l_out" else x)
+    assert report.verdict == Verdict.NARROW
+    assert "the sums of layers are computed with about 2^-7" in report.reason
+
+
+@pytest.mark.parametrize("name", ["ffn_inp", "l_out"])
+def test_a_factor_of_one_term_of_a_sum_is_no_noise(name):
+    """1 % of a branch is smaller than the noise of 8 bits."""
+    engine = Rounded(MODEL, IDS)
+    term = {"ffn_inp": "attn_o_out", "l_out": "ffn_down"}[name]
+    engine.after = lambda step, n, x: x + np.float32(0.01) * engine.at(term, n) if step == name else x
+    report = judged(engine.run())
+    assert report.verdict == Verdict.WRONG
+    assert f"at layer 0 {name}" in report.reason
+
+
+PRODUCTS_OF_A_LAYER = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
+
+
+@pytest.mark.parametrize("names", [PRODUCTS_OF_A_LAYER, PRODUCTS_OF_A_LAYER[:-1]])
+def test_a_layer_may_have_a_format_that_the_others_have_not(names):
+    """Then all of its products have: what many of them have alone may be a mistake."""
+    rng = np.random.default_rng(0)
+    after = lambda name, n, x: x * (1 + 2.0**-6 * rng.standard_normal(x.shape)).astype(np.float32) if n == 1 and name in names else x  # noqa: E731
+    report = report_of(after)
+    assert report.verdict == (Verdict.NARROW if names == PRODUCTS_OF_A_LAYER else Verdict.WRONG)
+    assert "alike in all products of layer 1" in report.reason or names != PRODUCTS_OF_A_LAYER
+
+
 def test_the_format_of_one_span_is_sought():
     """No other tensor has the noise of the embedding."""
     report = between_layers(replace(MODEL, token_embd=scaled("int8")(MODEL.token_embd)), IDS)

@@ -5,13 +5,14 @@ compared in units of what a relative error of 1 in each step of the operation wo
 20 formats from two bfloat16 (2^-19) to NVFP4 (2^-3) have levels that differ by at most 2.9 times between matrices and 1.9 times between
 layers; a row has at most 3.4 times the level of its tensor, a column 3.1 times, and a single number 9 times.
 
-So errors are noise where their level is that of the same operation in other layers, or of other products, where no row, column or number
-stands out by more than the extremes of so many normal numbers, UNEVEN times, and where they are no common factor. What this cannot see is a
-mistake that is in all layers, has no place, is no factor, and is smaller than the coarsest noise that is believed. Known mistakes are tried
-before noise is believed, and formats by name where it is coarser.
+So errors are noise where their level is that of the same operation in other layers, or of all products of their layer, or of other products
+in a model of one layer; where no row, column or number stands out by more than the extremes of so many normal numbers, UNEVEN times; and
+where they are no common factor. What this cannot see is a mistake that is in all layers or in all products of one, has no place, is no
+factor, and is smaller than the coarsest noise that is believed. Known mistakes are tried before noise is believed, and formats by name
+where it is coarser.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -32,7 +33,7 @@ COARSEST = 2.0**-2
 COARSEST_UNNAMED = 2.0**-4
 """The largest level that is believed of one operation without knowing its format: 8-bit floats have 2^-4.5 at most."""
 COARSEST_SEEN = 2.0**-6
-"""The same of several operations and of logits, where a mistake has no place: int8 of whole tensors has 2^-6.6 at most."""
+"""The same of several operations and of logits, where a mistake has no place, and of sums of layers: int8 of whole tensors has 2^-6.6."""
 LARGEST_SEEN = 2.0**-4
 """The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
@@ -45,6 +46,8 @@ _NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; whe
 _FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
 _FACTOR_OF_ROWS = 0.5  # of the squared error, of a factor for each position, where noise is coarse
 _ROWS = 4  # fewest to know what they have in common
+_PRODUCTS = 4  # fewest others of a layer to know its format
+_TERM = 0.5  # of the squared error, of a factor of one term of a sum
 
 
 class Residual(NamedTuple):
@@ -59,7 +62,7 @@ class Residual(NamedTuple):
     @property
     def most(self) -> float:
         """The largest level that is believed without knowing a format."""
-        return COARSEST_SEEN if self.kind == SEVERAL else COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
+        return COARSEST_SEEN if self.kind in (SEVERAL, STREAM) else COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
 
     @property
     def is_believed(self) -> bool:
@@ -82,15 +85,24 @@ class Residual(NamedTuple):
         return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
-PRODUCTS, ATTENTION, SEVERAL, TABLE = "products", "attention", "several", "inp_embd"
-OF_SUMS = (PRODUCTS, ATTENTION, TABLE)
+PRODUCTS, ATTENTION, SEVERAL, TABLE, STREAM = "products", "attention", "several", "inp_embd", "stream"
+OF_SUMS = (PRODUCTS, ATTENTION, TABLE, STREAM)
 """Kinds whose errors lie on all numbers alike; those of a function are where it is steep or curved."""
+_WORDS = {
+    PRODUCTS: "products are",
+    ATTENTION: "attention is",
+    SEVERAL: "operations are",
+    TABLE: "embeddings are",
+    STREAM: "the sums of layers are",
+}
 
 
 def kind_of(key: Key) -> str:
     """The kind of one operation."""
     if key.name in (*FIELDS, "result_output"):
         return PRODUCTS
+    if key.name in ("ffn_inp", "l_out"):  # what a layer adds to, which engines hand to another machine in 8 bits
+        return STREAM
     return ATTENTION if key.name in ("kqv_out", "kq") else key.name
 
 
@@ -168,6 +180,15 @@ def left_out(x: Array, weights: Weights, error: Array) -> str:
     return f"{most.size} inputs from {most[0]} to {most[-1]} make most of the error" if left < float((error**2).sum()) / 2 else ""
 
 
+def wrong_term(terms: Sequence[Array], error: Array) -> str:
+    """The term [T, width] of a sum that makes most of its error by a factor, in words; or none."""
+    for number, term in enumerate(terms, 1):
+        along, size = float((term * error).sum()), float((term**2).sum())
+        if along**2 > _TERM * size * float((error**2).sum()):
+            return f"term {number} of the sum is {1 + along / size:.6g} times what it should be"
+    return ""
+
+
 def doubt(level: float) -> str:
     """What errors are where they are like noise that is too coarse to be believed, in words; and how to declare it, where one operation
     may have it: mistakes in all numbers, as where integers saturate, are as large as coarser noise."""
@@ -201,20 +222,33 @@ class Noise:
 
     def explains(self, key: Key) -> bool:
         """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
-        own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
+        own = self.residuals[key]
         if not own.is_believed:
             return False
-        if others and sum(map(own.is_like, others)) >= max(1, _MANY * len(others)):
+        if self._is_like_others(key) or self._is_of_its_layer(key):
             return True
         if key.name in ("result_output", TABLE) and own.kind != SEVERAL:  # the head and the embedding may have formats of their own
             return True
-        return not others and own.kind != SEVERAL and own.level <= FINE
+        return not self._others(key) and own.kind != SEVERAL and own.level <= FINE
+
+    def _is_like_others(self, key: Key) -> bool:
+        own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
+        return bool(others) and sum(map(own.is_like, others)) >= max(1, _MANY * len(others))
+
+    def _is_of_its_layer(self, key: Key) -> bool:
+        """Whether all products of a layer have the noise of this one: engines spare the first and the last layer, or choose for each."""
+        products = [x for other, x in self.residuals.items() if (other.layer, x.kind) == (key.layer, PRODUCTS) and other != key]
+        own = self.residuals[key]
+        return own.kind == PRODUCTS and len(products) >= _PRODUCTS and all(x.is_believed and own.is_like(x) for x in products)
 
     def words(self, key: Key, function: str = "") -> str:
         """The noise of an operation, in words. function: the name of the one that it is made of, if there is one."""
-        kind, level, alike = self.residuals[key].kind, self.residuals[key].level, ", everywhere alike" * bool(self._others(key))
+        kind, level, alike = self.residuals[key].kind, self.residuals[key].level, ""
+        if self._others(key):
+            in_layer = self._is_of_its_layer(key) and not self._is_like_others(key)
+            alike = f", alike in all products of layer {key.layer}" if in_layer else ", everywhere alike"
         name = function or key.name
-        what = {PRODUCTS: "products are", ATTENTION: "attention is", SEVERAL: "operations are", TABLE: "embeddings are"}.get(kind)
+        what = _WORDS.get(kind)
         if what is None:
             return f"{name} {'are' if name.endswith('s') else 'is'} approximated to {level:.1g}{alike}"
         return f"{what} computed with about 2^{np.log2(level):.1f} of noise{alike}"
