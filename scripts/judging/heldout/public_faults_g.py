@@ -94,7 +94,8 @@ class _(Engine):
 
 @fault(
     "A03", "norm", ALIKE, "starcoder2", "loader",
-    "the converter's table has the weights of the norm in front of attention and not its bias: it stays zero",
+    "the converter's table has the weights of the norm in front of attention and not its bias: it stays zero [the norm of an "
+    "adapter in the report]",
     "baidu-baige/LoongForge/pull/109",
 )  # fmt: skip
 class _(Engine):
@@ -119,8 +120,8 @@ class _(Engine):
 
 
 @fault(
-    "A05", "rope", ALIKE, "stablelm", "config",
-    "the layer asks for RoPE under a name that the model's configuration does not have, and goes without: nothing is turned",
+    "A05", "rope", ALIKE, "stablelm", "formula",
+    "the model's attention was written without RoPE, and no positions reach it: nothing is turned",
     "vllm-project/vllm/pull/30413",
 )  # fmt: skip
 class _(Engine):
@@ -409,7 +410,7 @@ class _(Engine):
 
 @fault(
     "A25", "embedding", LOCAL, "granite", "formula",
-    "a variant's class builds the embedding anew and leaves out the model's multiplier",
+    "the multiplier is applied in the branch that looks tokens up, and the server looks them up itself and hands in the rows: it is left out",
     "vllm-project/vllm/pull/35026",
 )  # fmt: skip
 class _(Engine):
@@ -575,7 +576,8 @@ class _(Engine):
 
 @fault(
     "A38", "matrices", LOCAL, "llama_wide", "kernel",
-    "tiles are 16 by 16, and one that sticks out at both edges is not stored: the last 8 tokens have zeros in the last columns of each matrix",
+    "tiles are 16 by 16, and one that sticks out at both edges is not stored: the last 8 tokens have zeros in the last columns of each matrix [the "
+    "report: at one edge, behind an offset of 2 GiB]",
     "ROCm/hipBLASLt/issues/2299",
 )  # fmt: skip
 class _(Engine):
