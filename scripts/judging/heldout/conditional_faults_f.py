@@ -70,7 +70,7 @@ class _(Engine):
     "tenstorrent/tt-metal/issues/48899",
     lambda c, t, k, p, n: any(a >= 32 and b - a >= 2 for a, b in spans(t, k, p)),
     "calls of two or more tokens that begin at position 32 or later (31 is right)",
-    ("prefix", 32),
+    ("tokens", 34),
     ("gptneox", 40, None, 32, 1),
     ("gptneox", 40, None, 31, 1),
 )
@@ -193,7 +193,7 @@ class _(Engine):
     "common practice: a bias with rows that a vector kernel wants aligned",
     lambda c, t, k, p, n: any(a % 4 and b - a >= 2 for a, b in spans(t, k, p)),
     "calls of two or more tokens that begin at a position that is no multiple of 4",
-    ("prefix", 1),
+    ("tokens", 3),
     ("llama_tied", 8, None, 3, 1),
     ("llama_tied", 8, None, 4, 1),
 )
