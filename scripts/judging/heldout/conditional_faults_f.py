@@ -1,6 +1,6 @@
 """Forty more faults that act under a condition only (H01..H40), by a sixth author: half of them with one plain condition, then those with two
-conditions at once, then those that change few numbers or change them little. Most are ported from public reports on inference engines, named
-in `source` (GitHub, without the host); sizes of tiles, pages and buffers are scaled down to the models. Others are common practice.
+conditions at once, then those that change few numbers or change them little. About half are ported from public reports on inference engines,
+named in `source` (GitHub, without the host); sizes of tiles, pages and buffers are scaled down to the models. Others are common practice.
 
 FAULTS: id -> record as in conditional_faults_b.py, and `source`.
 `when` gets the model's configuration, the tokens, the chunk (or None), the prefix and the number of threads.
