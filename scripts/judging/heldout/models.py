@@ -67,6 +67,8 @@ MODELS = {
     "mixtral_w": dict(seed=68, family="llama", tied=False, experts=4, experts_used=2, **{**S, "width": 70}),
     "qwen2moe_s": dict(seed=69, family="qwen2moe", tied=False, shared_ffn=96, **{**S, "experts": 6, "experts_used": 2, "ffn": 48}),
     "llama_iq3s": dict(seed=70, family="llama", table="Q8_0", weights="IQ3_S", tied=False, **K),
+    "llama_iq4xs": dict(seed=71, family="llama", table="Q8_0", weights="IQ4_XS", tied=False, **K),
+    "gemma2_eps": dict(seed=72, family="gemma2", tied=True, eps=0.02, **{**S, "head_dim": 24, "window": 16}),
     "llama_long": dict(seed=65, family="llama", tied=False, **{**S, "vocab": 160, "n_layers": 2, "context": 512}),
 }
 
