@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.errors import EmptyInputError, OptionError, shown
 from ..base.tables import printable
+from ..base.validate import integer
 from ..files.tensors import of_file
 from ..generation.batch import Completion, Continuation, Request, complete
 from ..generation.sampling import Sampling
@@ -65,9 +66,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     """Run the command; returns the exit code."""
     if arguments.uniforms is not None:
         raise OptionError("--uniforms is for one prompt; with --prompts-file the numbers of each sequence come from --seed and its id")
-    batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
-    if batch < 1:
-        raise OptionError(f"--batch is {batch}, expected at least 1")
+    batch = DEFAULT_BATCH if arguments.batch is None else integer("--batch", arguments.batch, 1)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:
