@@ -118,8 +118,8 @@ def once():
         (lambda: bn.generate(MODEL, [1], 1, stop=once()), OptionError, "stop is <generator .*, expected a collection of token ids"),
         (lambda: list(bn.generate_batch(MODEL, [bn.Request("a", [1], 1, stop=once())], 1)), OptionError, "stop is <generator"),
         (lambda: bn.generate(MODEL, [1] * 10, np.int8(120)), bn.Error, "exceed the model's context of 16"),  # 130 is beyond int8
-        (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=5), OptionError, "numbers are 5, expected an iterable"),
-        (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=Unwilling()), OptionError, "numbers are .*, expected an iterable"),
+        (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=5), OptionError, "numbers is 5, expected a sequence"),
+        (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=Unwilling()), OptionError, "numbers is .*, expected a sequence"),
         (lambda: bn.generate(MODEL, [1], 1, sampling=ANY, numbers=["a"]), OptionError, "uniform number is 'a', expected a number"),
         (lambda: bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]]), masks.MaskError, "mask is ragged"),
         (lambda: token_nll(MODEL, [[1], [1, 2]]), ShapeError, "tokens is ragged"),

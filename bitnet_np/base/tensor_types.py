@@ -20,44 +20,43 @@ class TensorType:
     block: int
     block_bytes: int
     trailer: int = 0
-    readable: bool = False
 
     def nbytes(self, elements: int) -> int:
         """Bytes of a tensor of `elements` elements, which must be a multiple of `block`."""
         return elements // self.block * self.block_bytes + self.trailer
 
 
-F32 = TensorType("F32", 0, 1, 4, readable=True)
-F16 = TensorType("F16", 1, 1, 2, readable=True)
-BF16 = TensorType("BF16", 30, 1, 2, readable=True)
-F64 = TensorType("F64", 28, 1, 8, readable=True)
-I2_S = TensorType("I2_S", 36, 128, 32, trailer=32, readable=True)
-Q4_0 = TensorType("Q4_0", 2, 32, 18, readable=True)
-Q4_1 = TensorType("Q4_1", 3, 32, 20, readable=True)
-Q5_0 = TensorType("Q5_0", 6, 32, 22, readable=True)
-Q5_1 = TensorType("Q5_1", 7, 32, 24, readable=True)
-Q8_0 = TensorType("Q8_0", 8, 32, 34, readable=True)
-Q2_K = TensorType("Q2_K", 10, 256, 84, readable=True)
-Q3_K = TensorType("Q3_K", 11, 256, 110, readable=True)
-Q4_K = TensorType("Q4_K", 12, 256, 144, readable=True)
-Q5_K = TensorType("Q5_K", 13, 256, 176, readable=True)
-Q6_K = TensorType("Q6_K", 14, 256, 210, readable=True)
-TQ1_0 = TensorType("TQ1_0", 34, 256, 54, readable=True)
-TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
-Q1_0 = TensorType("Q1_0", 41, 128, 18, readable=True)
-Q2_0 = TensorType("Q2_0", 42, 64, 18, readable=True)
-PQ2_0 = TensorType("PQ2_0", 142, 128, 34, readable=True)
-IQ4_NL = TensorType("IQ4_NL", 20, 32, 18, readable=True)
-IQ4_XS = TensorType("IQ4_XS", 23, 256, 136, readable=True)
-MXFP4 = TensorType("MXFP4", 39, 32, 17, readable=True)
-NVFP4 = TensorType("NVFP4", 40, 64, 36, readable=True)
-IQ2_XXS = TensorType("IQ2_XXS", 16, 256, 66, readable=True)
-IQ2_XS = TensorType("IQ2_XS", 17, 256, 74, readable=True)
-IQ2_S = TensorType("IQ2_S", 22, 256, 82, readable=True)
-IQ3_XXS = TensorType("IQ3_XXS", 18, 256, 98, readable=True)
-IQ3_S = TensorType("IQ3_S", 21, 256, 110, readable=True)
-IQ1_S = TensorType("IQ1_S", 19, 256, 50, readable=True)
-IQ1_M = TensorType("IQ1_M", 29, 256, 56, readable=True)
+F32 = TensorType("F32", 0, 1, 4)
+F16 = TensorType("F16", 1, 1, 2)
+BF16 = TensorType("BF16", 30, 1, 2)
+F64 = TensorType("F64", 28, 1, 8)
+I2_S = TensorType("I2_S", 36, 128, 32, trailer=32)
+Q4_0 = TensorType("Q4_0", 2, 32, 18)
+Q4_1 = TensorType("Q4_1", 3, 32, 20)
+Q5_0 = TensorType("Q5_0", 6, 32, 22)
+Q5_1 = TensorType("Q5_1", 7, 32, 24)
+Q8_0 = TensorType("Q8_0", 8, 32, 34)
+Q2_K = TensorType("Q2_K", 10, 256, 84)
+Q3_K = TensorType("Q3_K", 11, 256, 110)
+Q4_K = TensorType("Q4_K", 12, 256, 144)
+Q5_K = TensorType("Q5_K", 13, 256, 176)
+Q6_K = TensorType("Q6_K", 14, 256, 210)
+TQ1_0 = TensorType("TQ1_0", 34, 256, 54)
+TQ2_0 = TensorType("TQ2_0", 35, 256, 66)
+Q1_0 = TensorType("Q1_0", 41, 128, 18)
+Q2_0 = TensorType("Q2_0", 42, 64, 18)
+PQ2_0 = TensorType("PQ2_0", 142, 128, 34)
+IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
+IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
+MXFP4 = TensorType("MXFP4", 39, 32, 17)
+NVFP4 = TensorType("NVFP4", 40, 64, 36)
+IQ2_XXS = TensorType("IQ2_XXS", 16, 256, 66)
+IQ2_XS = TensorType("IQ2_XS", 17, 256, 74)
+IQ2_S = TensorType("IQ2_S", 22, 256, 82)
+IQ3_XXS = TensorType("IQ3_XXS", 18, 256, 98)
+IQ3_S = TensorType("IQ3_S", 21, 256, 110)
+IQ1_S = TensorType("IQ1_S", 19, 256, 50)
+IQ1_M = TensorType("IQ1_M", 29, 256, 56)
 
 FEW_BITS = (Q1_0, Q2_0, PQ2_0)
 """The types of one float16 scale, and codes of one bit (-1, +1) or two (-1, 0, +1, +2), low ones first. Their activations are floats."""
@@ -82,8 +81,9 @@ _TILED = (
 )
 
 _UNREADABLE = (("Q8_1", 9, 32, 40), ("Q8_K", 15, 256, 292), ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8))
-_KNOWN = (F32, F16, BF16, F64, I2_S, *ALL_BLOCK_TYPES, *(TensorType(*numbers) for numbers in _UNREADABLE))
-BY_NUMBER = {known.number: known for known in _KNOWN}
+READABLE = (F32, F16, BF16, F64, I2_S, *ALL_BLOCK_TYPES)
+"""The types whose tensors this package reads."""
+BY_NUMBER = {known.number: known for known in (*READABLE, *(TensorType(*numbers) for numbers in _UNREADABLE))}
 
 OF_NUMBER_42 = (Q2_0, PQ2_0)
 """The types that files have under the number 42: ggml's, and the one that PrismML's fork wrote under this number at first."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from ..base.errors import EmptyInputError, OptionError, shown
 from ..base.tables import printable
+from ..base.validate import integer
+from ..files.safetensors_file import strict_json
 from ..files.tensors import of_file
-from ..generation.batch import Completion, Continuation, Request, complete
+from ..generation.batch import Completion, Continuation, Request, check_id, complete
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
@@ -25,35 +27,32 @@ _LONGEST_LINE = 1 << 25  # bytes: more than any context holds
 
 
 def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]:
-    """Yields line number, id, and text or token ids of each line that is not blank. Raises OptionError that names file and line."""
+    """Yields line number, id, and text or token ids of each line that is not blank. Raises errors that name file and line."""
     first_lines: dict[str | int, int] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             if not line.strip():
                 continue
-            with of_file(f"{path}, line {number}"):
-                name, prompt = _entry(line)
+            where = f"{path}, line {number}"
+            with of_file(where):
+                name, prompt = _entry(line, where)
                 if name in first_lines:
                     raise OptionError(f"id {shown(name)} is also that of line {first_lines[name]}")
             first_lines[name] = number
             yield number, name, prompt
 
 
-def _entry(line: bytes) -> tuple[str | int, str | list[int]]:
-    """The id of a line, and its text or token ids. Raises OptionError."""
+def _entry(line: bytes, where: str) -> tuple[str | int, str | list[int]]:
+    """The id of a line, and its text or token ids. Raises OptionError or FileFormatError."""
     if len(line) > _LONGEST_LINE:
         raise OptionError(f"more than {_LONGEST_LINE:,} bytes, which a line has at most")
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"no JSON: {shown(str(error))}") from None
+    entry = strict_json(line, where)
     if not isinstance(entry, dict) or set(entry) not in ({"id", "prompt"}, {"id", "tokens"}):
         keys = sorted(entry) if isinstance(entry, dict) else entry
         raise OptionError(f"{shown(keys)}, expected an object with 'id', and 'prompt' or 'tokens'")
     name: Any = entry["id"]
     prompt: Any = entry.get("prompt", entry.get("tokens"))
-    if not isinstance(name, str | int) or isinstance(name, bool):
-        raise OptionError(f"id is {shown(name)}, expected a string or an integer")
+    check_id(name)
     if "prompt" in entry and not isinstance(prompt, str):
         raise OptionError(f"prompt is {shown(prompt)}, expected a string")
     if "tokens" in entry and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
@@ -65,9 +64,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path) -> int:
     """Run the command; returns the exit code."""
     if arguments.uniforms is not None:
         raise OptionError("--uniforms is for one prompt; with --prompts-file the numbers of each sequence come from --seed and its id")
-    batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
-    if batch < 1:
-        raise OptionError(f"--batch is {batch}, expected at least 1")
+    batch = DEFAULT_BATCH if arguments.batch is None else integer("--batch", arguments.batch, 1)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:

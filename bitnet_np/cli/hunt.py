@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ..base.errors import OptionError, listed
+from ..base.errors import listed
 from ..base.tables import printable
 from ..base.validate import integer, positive
 from ..files.load import load
@@ -26,8 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
         run_again = again(arguments.case, None, judge)
         text = outcome(not run_again.failed, f" ({run_again.kind}){': ' if run_again.text else ''}{printable(run_again.text)}")
         return answer(arguments, {"kind": run_again.kind, "text": run_again.text}, text, int(run_again.failed))
-    if arguments.seed < 0:
-        raise OptionError(f"--seed is {arguments.seed}, expected at least 0")
 
     def progress_of(runs: int, findings: int, left: float) -> None:
         spent = arguments.time - left
@@ -40,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         time=positive("--time", arguments.time),
         runs=arguments.runs,
         workers=integer("--workers", arguments.workers, 1, 64),
-        seed=arguments.seed,
+        seed=integer("--seed", arguments.seed, 0),
         limit=positive("--run-time", arguments.run_time),
         out=arguments.out,
         single=arguments.single,

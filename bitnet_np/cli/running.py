@@ -12,6 +12,7 @@ import numba
 
 from ..base.errors import OptionError
 from ..base.tables import table
+from ..base.validate import integer
 from ..base.whole_file import whole_file
 from ..engine.metrics import Metrics
 from ..gpu.dispatch import choose
@@ -23,11 +24,9 @@ from .compiling import compiling
 @steady
 def run(arguments: argparse.Namespace) -> int:
     """Run the module of a command; returns the exit code. Raises OptionError for threads and outputs that cannot be."""
-    threads, most = getattr(arguments, "threads", None), numba.config.NUMBA_NUM_THREADS
+    threads = getattr(arguments, "threads", None)
     if threads is not None:
-        if not 1 <= threads <= most:
-            raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
-        numba.set_num_threads(threads)
+        numba.set_num_threads(integer("--threads", threads, 1, numba.config.NUMBA_NUM_THREADS))
     arguments.json |= getattr(arguments, "format", None) == "json"
     _check_outputs(arguments)
     with compiling(), _measured(arguments):

@@ -134,10 +134,11 @@ class KVCache:
         return nbytes_of(self.k.shape, self.dtype)
 
     def _checked(self, slot: int) -> int:
-        slot = integer("KV cache: slot", slot, -(2**63), error=SlotError)
-        if not 0 <= slot < self.batch:
-            raise SlotError(f"KV cache: slot {slot} does not exist, there are {self.batch}")
-        return slot
+        return integer("KV cache: slot", slot, 0, self.batch - 1, SlotError)
+
+    def _held(self, slot: int, name: str, value: int) -> int:
+        """An argument that is a number of positions which the slot holds. Raises CapacityError for more."""
+        return integer(f"KV cache: {name} of slot {slot}", value, 0, int(self.lengths[slot]), CapacityError)
 
     def reserve(self, slots: Ints, counts: Ints) -> Ints:
         """Check that counts[i] more positions fit into slot slots[i]; returns the slots' lengths now.
@@ -209,22 +210,18 @@ class KVCache:
 
         Raises SlotError for a slot that does not exist, CapacityError for a length that it does not have.
         """
-        slot, length = self._checked(slot), _count("length", length)
-        filled = int(self.lengths[slot])
-        if not 0 <= length <= filled:
-            raise CapacityError(f"KV cache: slot {slot} holds {filled} positions, cannot be cut to {length}")
+        slot = self._checked(slot)
+        length = self._held(slot, "length", length)
         self._check_idle((slot,))
-        erase = map(call, self._parts([(slot, length, filled)]))
+        erase = map(call, self._parts([(slot, length, int(self.lengths[slot]))]))
         self.lengths[slot] = length
         deque(erase, 0)  # all of them, by one call of C
 
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot. Raises what `truncate` does."""
-        slot, count = self._checked(slot), _count("count", count)
-        length = int(self.lengths[slot])
-        if not 0 <= count <= length:
-            raise CapacityError(f"KV cache: slot {slot} holds {length} positions, cannot go back by {count}")
-        self.truncate(slot, length - count)
+        slot = self._checked(slot)
+        count = self._held(slot, "count", count)
+        self.truncate(slot, int(self.lengths[slot]) - count)
 
     def clear(self, slot: int | None = None) -> None:
         """Forget a slot, or all of them. Raises SlotError for one that does not exist."""
@@ -247,11 +244,7 @@ class KVCache:
         """
         source = self._checked(source)
         targets = [self._checked(slot) for slot in items_of("KV cache: slots", targets, SlotError)]
-        filled = int(self.lengths[source])
-        length = filled if length is None else _count("length", length)
-        if not 0 <= length <= filled:
-            held = f"slot {source} holds {filled} positions"
-            raise CapacityError(f"KV cache: {held}, {length} cannot be copied")
+        length = int(self.lengths[source]) if length is None else self._held(source, "length", length)
         self._check_idle((source, *targets))
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
@@ -339,9 +332,3 @@ def new_cache(
 ) -> KVCache:
     """A KV cache in the memory of a backend. Raises what KVCache does."""
     return KVCache(config, batch, capacity, dtype, storage=ops.storage())
-
-
-def _count(name: str, value: int) -> int:
-    """A number of positions as an integer; the caller checks its range, which depends on the slot.
-    Raises CapacityError."""
-    return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)

@@ -83,10 +83,10 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
 
     Raises EmptyInputError, ShapeError or TokenRangeError.
     """
-    if _is_empty(tokens):
-        raise EmptyInputError("Empty batch provided")
     refuse_text("tokens", tokens)
     given = array_of("tokens", tokens, ShapeError, "2 axes; pad it and give the lengths")
+    if given.shape[:1] == (0,):
+        raise EmptyInputError("Empty batch provided")
     if given.ndim == 1:
         expected = "expected 2 axes: a sequence is a row, as in [[1, 2, 3]]"
         raise ShapeError(f"tokens has shape {given.shape}, {expected}")
@@ -114,13 +114,6 @@ def refuse_text(name: str, values: object) -> None:
     """Raises ShapeError for a text in place of its token ids."""
     if isinstance(values, str):
         raise ShapeError(f"{name} is the text {shown(values)}, expected token ids, as a tokenizer gives them")
-
-
-def _is_empty(values: ArrayLike) -> bool:
-    try:
-        return len(values) == 0  # type: ignore[arg-type]
-    except Exception:  # it has no length
-        return False
 
 
 def check_context(config: Config, end: Ints) -> None:

@@ -21,7 +21,7 @@ from ..kernels.float_state import steady
 from ..model import packing
 from ..model.checks import check_model
 from ..model.families import FAMILIES, FUSED
-from ..model.records import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
+from ..model.records import FLOAT_TYPES, Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
 from .gguf_config import check_said, config_keys
 from .gguf_names import FACTORS, INNER_NORM, LONGROPE, matrix_name, tensor_name
 
@@ -132,8 +132,7 @@ def stored(name: str, weights: Weights) -> Stored:
     if isinstance(blocks, Blocks):
         return Stored(blocks.type, blocks.shape, lambda: blocks.data)
     assert blocks is not None
-    kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
-    return Stored(kinds[blocks.dtype], blocks.shape, lambda: blocks)
+    return Stored(FLOAT_TYPES[blocks.dtype], blocks.shape, lambda: blocks)
 
 
 def check_rows(name: str, weights: Weights, kind: TensorType) -> None:

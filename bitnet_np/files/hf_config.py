@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import FileFormatError, UnsupportedError, shown
+from ..base.validate import integer, positive
 from ..model.families import FAMILIES, Family, implied, windowed_layers
 from ..model.records import MATRICES, Config, LongRope, Yarn, window_fields
 from ..model.rope import llama3_factors, longrope_magnitude, rope_frequencies, yarn_magnitude
@@ -309,8 +310,7 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
     fields |= {field: keys.take(key, float, 1.0) for field, key in kind.numbers.items()}
     if kind.depth_scaled:
         depth, base = keys.take("scale_depth", float), keys.take("dim_model_base", int)
-        if not base:
-            raise FileFormatError(f"{keys.where}: dim_model_base is 0, expected at least 1")
+        integer(f"{keys.where}: dim_model_base", base, 1, error=FileFormatError)
         fields |= {"residual_scale": depth / config.n_layers**0.5, "logit_scale": config.width / base}
     for field, key in kind.caps.items():
         if key not in keys.left:
@@ -318,8 +318,7 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
         fields[field] = keys.take(key, float, None)
     if "query_pre_attn_scalar" in keys.left and kind.caps:
         value = keys.take("query_pre_attn_scalar", float)
-        if not 0 < value < float("inf"):
-            raise FileFormatError(f"{keys.where}: query_pre_attn_scalar is {value}, expected a positive number")
+        positive(f"{keys.where}: query_pre_attn_scalar", value, FileFormatError)
         fields["attention_scale"] = None if value == config.head_dim else value**-0.5
     return fields
 
@@ -330,8 +329,7 @@ def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
     if not period:
         return {}
     period = keys.take("no_rope_layer_interval", int, period)
-    if period < 1:
-        raise FileFormatError(f"{keys.where}: no_rope_layer_interval is {period}, expected at least 1")
+    integer(f"{keys.where}: no_rope_layer_interval", period, 1, error=FileFormatError)
     has_rope = keys.take("no_rope_layers", list, [int((n + 1) % period != 0) for n in range(config.n_layers)])
     if len(has_rope) != config.n_layers or any(type(value) is not int or value not in (0, 1) for value in has_rope):
         raise FileFormatError(f"{keys.where}: no_rope_layers is {shown(has_rope)}, expected 0 or 1 for each of {config.n_layers} layers")
@@ -527,7 +525,6 @@ def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
     )
     if quantization.converts("lm_head"):
         raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}: the head would also be quantised")
-    if not 0 < quantization.norm_eps < float("inf"):
-        raise FileFormatError(f"{keys.where}: rms_norm_eps is {quantization.norm_eps}, expected a positive number")
+    positive(f"{keys.where}: rms_norm_eps", quantization.norm_eps, FileFormatError)
     keys.check_all_taken()
     return quantization

@@ -19,7 +19,7 @@ from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_weights import HFWeights
 from .overrides import check_has
-from .safetensors_file import open_safetensors, strict_json
+from .safetensors_file import json_of, open_safetensors
 from .tensors import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,7 +46,8 @@ class HFSource:
         names = ("tokenizer.json", "tokenizer_config.json")
         tokenizer, config = (_read_json(self.path / name) if (self.path / name).is_file() else {} for name in names)
         template = self.path / "chat_template.jinja"
-        return tokenizer_metadata(self.path, tokenizer, config, self.keys, _read_text(template) if template.is_file() else None)
+        text = text_of(template, _MAX_JSON) if template.is_file() else None
+        return tokenizer_metadata(self.path, tokenizer, config, self.keys, text)
 
     def without(self, key: str) -> "HFSource":
         """The folder as if config.json had not this key, whose dots lead into objects. Raises OptionError if it has not."""
@@ -99,14 +100,9 @@ def open_folder(path: str | os.PathLike[str]) -> HFSource:
     return HFSource(path, config, tensors, sum((path / file).stat().st_size for file in files))
 
 
-def _read_text(path: Path) -> str:
-    """The text in a file of bounded size. Raises FileFormatError."""
-    return text_of(_checked(path), _MAX_JSON)
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of bounded size. Raises FileFormatError."""
-    value = strict_json(_read_text(path), str(path))
+    value = json_of(_checked(path), _MAX_JSON)
     if not isinstance(value, dict):
         raise FileFormatError(f"{path}: {shown(value)}, expected a JSON object")
     return value

@@ -96,7 +96,7 @@ class Request:
     stop: Collection[int] = ()
 
     def __post_init__(self) -> None:
-        _check_id(self.id)
+        check_id(self.id)
 
     def numbers(self) -> Iterator[float]:
         """The uniform numbers it samples with: `stream(..., numbers=request.numbers())` gives the same tokens, alone."""
@@ -104,7 +104,8 @@ class Request:
         return uniforms(self.seed, int.from_bytes(digest[:8], "little"))
 
 
-def _check_id(id: object) -> None:
+def check_id(id: object) -> None:
+    """Raises OptionError for an id of a request that is no string or integer."""
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise OptionError(f"id is {shown(id)}, expected a string or an integer")
 
@@ -245,7 +246,7 @@ class Batch:
 
         Raises OptionError for an id that no request has, within a step, and after an exception in one.
         """
-        _check_id(id)
+        check_id(id)
         if not self._intact:
             raise OptionError(f"request {shown(id)} cannot be cancelled within a step, or after one that an exception interrupted")
         sequence = next((sequence for sequence in (*self._waiting, *self._running) if sequence.request.id == id), None)

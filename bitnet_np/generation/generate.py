@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from ..base.errors import NonFiniteError, OptionError, shown
-from ..base.validate import number
+from ..base.errors import NonFiniteError, OptionError
+from ..base.validate import items_of, number
 from ..engine.backend import Backend
 from ..engine.dialects import EXACT, Dialect
 from ..engine.network import Runtime
@@ -37,7 +37,7 @@ def stream(
     seed or stop token. During iteration: what `forward` raises, and OptionError when `numbers` run out.
     """
     Runtime(model, dialect, ops).checked()
-    source = uniforms(seed) if numbers is None else _given(_iterator(numbers))
+    source = uniforms(seed) if numbers is None else _given(numbers)
     continued = Continuation.of(model, Request(0, prompt, n, sampling, stop=stop), source)
     batch = Batch(model, 1, continued.positions(), dialect=dialect, ops=ops)
     batch.queue(continued)
@@ -54,16 +54,9 @@ def stream(
     return run()
 
 
-def _iterator(numbers: Iterable[float]) -> Iterator[float]:
-    try:
-        return iter(numbers)
-    except Exception:
-        raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers") from None
-
-
-def _given(numbers: Iterator[float]) -> Iterator[float]:
-    """The caller's uniform numbers. Raises OptionError after the last one."""
-    for value in numbers:
+def _given(numbers: Iterable[float]) -> Iterator[float]:
+    """The caller's uniform numbers. Raises OptionError for what has none, and after the last one."""
+    for value in items_of("numbers", numbers):
         yield number("uniform number", value)
     raise OptionError("the uniform numbers ran out before the tokens did")
 

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from ..base.tensor_types import GRID_TYPES, TERNARY_TYPES
 from . import packing, widen
-from .records import Blocks, Linear, Model, Ternary, Weights
+from .records import FLOAT_TYPES, Blocks, Linear, Model, Ternary, Weights
 
 _PACKED = {"U8", "I2_S", *(kind.name for kind in TERNARY_TYPES)}
-_FLOATS = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
 _CHUNK = 1 << 20  # numbers that are looked at at a time
 
 
@@ -26,7 +25,7 @@ def kinds_of_matrices(model: Model, file_types: Collection[str]) -> dict[str, in
     def kind(weights: Weights) -> str:
         if isinstance(weights, Ternary):
             return f"ternary, {stated}"
-        name = weights.type.name if isinstance(weights, Blocks) else _FLOATS[weights.dtype]
+        name = weights.type.name if isinstance(weights, Blocks) else FLOAT_TYPES[weights.dtype].name
         if isinstance(weights, Blocks) and weights.type in GRID_TYPES:
             return f"float ({name}, decoded in each pass by gguf-py, which is slow)"
         several = isinstance(weights, Blocks) and weights.type in TERNARY_TYPES

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import ShapeError, UnsupportedError, shown
-from ..base.tensor_types import TensorType
+from ..base.tensor_types import BF16, F16, F32, TensorType
 from ..base.validate import choice, flag, instance, integer, items_of, number, positive
 
 Activation = Literal["relu2", "silu", "gelu_gate", "gelu", "gelu_tanh"]
@@ -310,6 +310,9 @@ class Ternary:
 
 Table = Blocks | NDArray
 """A matrix of numbers: blocks, float32, float16, or bfloat16 as its uint16 bits."""
+
+FLOAT_TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
+"""The types of matrices that are no blocks, by their dtypes."""
 
 Weights = Ternary | Table
 

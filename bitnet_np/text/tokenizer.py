@@ -124,10 +124,7 @@ class Tokenizer:
         return [token]
 
     def _checked(self, token: int) -> int:
-        token = integer("token id", token, -(2**63), error=TokenRangeError)
-        if not 0 <= token < len(self.tokens):
-            raise TokenRangeError(f"token id {token}, but the vocabulary of {self.path} has the ids 0 to {len(self.tokens) - 1}")
-        return token
+        return integer(f"{self.path}: token id", token, 0, len(self.tokens) - 1, TokenRangeError)
 
 
 class DecodeStream:

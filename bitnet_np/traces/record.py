@@ -46,7 +46,8 @@ class Recorder:
         ops: Backend = cpu,
     ) -> None:
         self._add, self._config, self._dialect, self._ops = add, config, dialect, ops
-        self.layers = _checked_layers(config, _items("layers", layers, range(config.n_layers)))
+        chosen = _items("layers", layers, range(config.n_layers))
+        self.layers = frozenset(integer("layer", layer, 0, config.n_layers - 1) for layer in chosen)
         self.names = _checked_names([*_items("names", names, RECORDED), *(SCORES if flag("scores", scores) else ())])
         if not self.layers and self.names <= set(LAYER_NAMES):
             raise OptionError("no point is left to record: no layer is chosen, and none of the names is the whole model's")
@@ -79,15 +80,6 @@ def _items(what: str, values: Iterable[Any] | None, default: Iterable[Any]) -> I
     if isinstance(values, str) or not isinstance(values, Iterable | None):
         raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
     return default if values is None else items_of(what, values)
-
-
-def _checked_layers(config: Config, layers: Iterable[Any]) -> frozenset[int]:
-    """Numbers of layers. Raises OptionError for one that the model has not."""
-    numbers = frozenset(integer("layer", layer, -(2**63)) for layer in layers)
-    for layer in sorted(numbers):
-        if not 0 <= layer < config.n_layers:
-            raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
-    return numbers
 
 
 def _checked_names(names: Iterable[Any]) -> frozenset[str]:

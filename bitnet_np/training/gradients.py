@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..base.errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
+from ..base.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from ..base.tensor_types import TERNARY_TYPES
 from ..base.validate import choice, instance, positive
-from ..engine.tokens import check_tokens
+from ..engine.tokens import check_context, check_tokens
 from ..model import packing, widen
 from ..model.checks import check_model, ternary_flaws
 from ..model.families import FAMILIES, NORMS, layer_shapes
@@ -58,8 +58,7 @@ def loss_and_gradients(
     ids, counts = check_tokens(config, tokens, lengths)
     if counts.min() < 2:
         raise ShapeError(f"sequence {int(counts.argmin())} has {counts.min()} token, expected at least 2: one to predict and one before it")
-    if counts.max() > config.context:
-        raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
+    check_context(config, counts)
     divisor = None if divisor is None else positive("divisor", divisor)
 
     def quantizers(name: str) -> definition.Quantizers:

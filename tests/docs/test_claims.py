@@ -6,7 +6,7 @@ import bench
 import pages
 import pytest
 
-from bitnet_np.base.tensor_types import BY_NUMBER
+from bitnet_np.base.tensor_types import READABLE
 from bitnet_np.cli.main import build_parser
 from bitnet_np.files.hf_model_types import MODEL_TYPES
 from bitnet_np.judge.verdict import Verdict
@@ -90,7 +90,7 @@ def test_what_people_bring_is_every_format_and_has_been_tried():
 def test_the_architectures_and_types_are_those_of_the_code():
     assert set(re.findall("`([\\w.-]+)`", " ".join(row[0] for row in pages.table(MODELS, "architecture")))) == set(ARCHITECTURES)
     types = set(re.findall(r"\b[A-Z]+\d\w*\b", " ".join(row[0] for row in pages.table(MODELS, "type"))))
-    assert types == {kind.name for kind in BY_NUMBER.values() if kind.readable}
+    assert types == {kind.name for kind in READABLE}
     assert all(f"`{kind}`" in pages.text(MODELS) for kind in MODEL_TYPES)
     assert f"`{I2S_DEFAULT}` (default)" in pages.text(MODELS)
     assert all(f"`{layout}`" in pages.text(MODELS) for layout in I2S_LAYOUTS)

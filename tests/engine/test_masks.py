@@ -1,13 +1,11 @@
 """Masks: against their rules, in every form, and what is refused. The cache: bounded, shared, counted."""
 
-import hashlib
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from child import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,22 +92,8 @@ def test_arguments_that_equal_remembered_ones_are_refused_all_the_same():
     assert_is(masks.mask(np.array(1), np.int8(2), past=1), expected == 0)
 
 
-def test_masks_without_a_compiler():
-    """As plain Python, where Numba compiles nothing."""
-    code = (
-        "import hashlib\n"
-        "from bitnet_np import masks\n"
-        "made = masks.mask(9, 14, masks.Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])\n"
-        "print(*(hashlib.sha256(mask.tobytes()).hexdigest() for mask in made))"
-    )
-    found = run_python(code, NUMBA_DISABLE_JIT="1").split()
-    made = masks.mask(9, 14, Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])
-    assert found == [hashlib.sha256(mask.tobytes()).hexdigest() for mask in made]
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_making_a_mask_takes_its_own_bytes_and_no_more(dtype):
-    masks.causal(1000, 1000, dtype=dtype)  # compiles
     tracemalloc.start()
     try:
         mask = masks.causal(1000, 1000, dtype=dtype)

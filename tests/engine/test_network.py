@@ -36,8 +36,8 @@ from bitnet_np.traces.points import Key
 @example(shape={"family": "llama", "experts": 5, "experts_used": 2}, seed=3, length=19, dialect=EXACT)
 @example(shape={"family": "qwen2moe", "normalized_experts": True}, seed=3, length=19, dialect=EXACT)
 def test_every_operation_of_every_family_is_what_its_inputs_make(shape, seed, length, dialect):
-    """Each recorded tensor is an operation of judge/graph.py, in its order, and within its derived bound of what the definition makes of
-    the tensors recorded before it.
+    """Each recorded tensor is an operation of judge/law/graph.py, in its order, and within its derived bound of what the definition makes
+    of the tensors recorded before it.
     """
     model = random_model(seed, **shape)
     tokens, seen = random_tokens(np.random.default_rng(seed), model, length), Recorder()

@@ -20,6 +20,7 @@ from bitnet_np.base.tensor_types import (
     MXFP4,
     NVFP4,
     Q1_0,
+    READABLE,
     REFUSED,
     TERNARY_TYPES,
     TQ2_0,
@@ -46,8 +47,7 @@ def quantized(matrix: np.ndarray, kind: TensorType) -> Blocks:
 
 
 def test_what_can_be_read_is_what_the_tables_say():
-    readable = {kind.name for kind in BY_NUMBER.values() if kind.readable}
-    assert readable == {"F32", "F16", "BF16", "F64", "I2_S"} | FORMATS.keys() | {kind.name for kind in GRID_TYPES}
+    assert {kind.name for kind in READABLE} == {"F32", "F16", "BF16", "F64", "I2_S"} | FORMATS.keys() | {kind.name for kind in GRID_TYPES}
     assert not REFUSED.keys() & BY_NUMBER.keys()
     assert {kind.name for kind in BY_NUMBER.values()} >= {kind.name for kind in gguf.GGMLQuantizationType}
 

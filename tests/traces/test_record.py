@@ -74,7 +74,7 @@ def test_scores_survive_large_numbers():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"layers": [3]}, "layer 3 is not there, the model has layers 0 to 2"),
+        ({"layers": [3]}, "layer is 3, expected 0 to 2"),
         ({"names": ["l_out", "attn"]}, r"no point is named 'attn', did you mean attn_norm\?$"),
         ({"names": ["l_out", "xyz"]}, "no point is named 'xyz', expected some of attn_norm, "),
         ({"names": ["l_out", 3]}, "no point is named 3, expected some of attn_norm, "),

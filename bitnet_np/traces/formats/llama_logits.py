@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import FileFormatError, OptionError, ShapeError
+from ...base.validate import integer
 from ..normal_form import agreed_tokens, checked_tokens
 from ..points import Entry, Key, Points, Trace
 from .arrays import Header, check_size, head_of
@@ -72,8 +73,7 @@ def open_chunks(path: Path) -> Chunks:
 def read(path: Path, tokens: NDArray | None = None, chunk: int = 0) -> Trace:
     """Log-probabilities [P, V] of one chunk: the point log_probs, at `positions`. It has its own tokens; `tokens` must be the same."""
     of = open_chunks(path)
-    if not 0 <= chunk < of.chunks:
-        raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {of.chunks - 1}")
+    integer(f"{path}: chunk", chunk, 0, of.chunks - 1)
     entry = Entry((len(of.positions), of.vocab), np.dtype(np.float32), lambda: decode(of.rows(chunk), of.vocab))
     return Trace(
         Points({Key("log_probs", None): entry}),

@@ -77,7 +77,7 @@ def test_logits_the_file_cannot_hold_are_refused(tmp_path):
 def test_chunks_and_tokens_that_are_not_there_are_refused(tmp_path):
     path = written(tmp_path / "t.kld", [0, 1, 2, 1], np.eye(4, 3, dtype=np.float32))
     for chunk in (-1, 1):
-        with pytest.raises(OptionError, match=f"chunk is {chunk}, the file has chunks 0 to 0"):
+        with pytest.raises(OptionError, match=f"chunk is {chunk}, expected 0 to 0"):
             llama_logits.read(path, chunk=chunk)
     raw = bytearray(path.read_bytes())
     raw[20] = 3
