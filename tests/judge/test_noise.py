@@ -120,7 +120,7 @@ def test_what_layers_add_to_may_be_handed_on_in_8_bits():
 
     report = report_of(lambda name, n, x: handed_on(x) if name == "l_out" else x)
     assert report.verdict == Verdict.NARROW
-    assert "the sums of layers are computed with about 2^-7" in report.reason
+    assert "sums of layers are computed with about 2^-7" in report.reason
 
 
 @pytest.mark.parametrize("name", ["ffn_inp", "l_out"])

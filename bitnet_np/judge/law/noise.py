@@ -85,16 +85,9 @@ class Residual(NamedTuple):
         return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
-PRODUCTS, ATTENTION, SEVERAL, TABLE, STREAM = "products", "attention", "several", "inp_embd", "stream"
+PRODUCTS, ATTENTION, SEVERAL, TABLE, STREAM = "products", "attention", "several", "inp_embd", "sums of layers"
 OF_SUMS = (PRODUCTS, ATTENTION, TABLE, STREAM)
 """Kinds whose errors lie on all numbers alike; those of a function are where it is steep or curved."""
-_WORDS = {
-    PRODUCTS: "products are",
-    ATTENTION: "attention is",
-    SEVERAL: "operations are",
-    TABLE: "embeddings are",
-    STREAM: "the sums of layers are",
-}
 
 
 def kind_of(key: Key) -> str:
@@ -247,8 +240,7 @@ class Noise:
         if self._others(key):
             in_layer = self._is_of_its_layer(key) and not self._is_like_others(key)
             alike = f", alike in all products of layer {key.layer}" if in_layer else ", everywhere alike"
-        name = function or key.name
-        what = _WORDS.get(kind)
-        if what is None:
-            return f"{name} {'are' if name.endswith('s') else 'is'} approximated to {level:.1g}{alike}"
-        return f"{what} computed with about 2^{np.log2(level):.1f} of noise{alike}"
+        is_rounded = kind in (*OF_SUMS, SEVERAL)
+        noun = {SEVERAL: "operations", TABLE: "embeddings"}.get(kind, kind) if is_rounded else function or key.name
+        how = f"computed with about 2^{np.log2(level):.1f} of noise" if is_rounded else f"approximated to {level:.1g}"
+        return f"{noun} {'are' if noun.endswith('s') else 'is'} {how}{alike}"
