@@ -1,6 +1,7 @@
-"""Forty more faults that act under a condition only (N01..N40), by a seventh author: first those with one plain condition, then those with two
-conditions at once, then those that change few numbers or change them little. About half are ported from public reports on inference engines,
-named in `source` (GitHub, without the host); sizes of tiles, lists and buffers are scaled down to the models. Others are common practice.
+"""Forty more faults that act under a condition only (N01..N40), by a seventh author: first those with one plain condition, then those
+with two conditions at once, then those that change few numbers or change them little. Nearly half are ported from public reports on
+inference engines, named in `source` (GitHub, without the host); sizes of tiles, lists and buffers are scaled down to the models. Others
+are common practice.
 
 FAULTS: id -> record as in conditional_faults_f.py.
 `when` gets the model's configuration, the tokens, the chunk (or None), the prefix and the number of threads.
@@ -494,7 +495,7 @@ class _(Engine):
 @fault(
     "N24",
     "the path that continues a cache masks the scores and caps them then: a masked key has the cap's least score in place of none",
-    "common practice: a cap in the epilogue of a kernel that has added the mask",
+    "onnx/onnx/issues/7865 (there in the definition of an operator)",
     lambda c, t, k, p, n: bool(c.score_cap) and any(a > 0 and b - a >= 2 for a, b in spans(t, k, p)),
     "calls of two or more tokens that do not begin the sequence, in a model with capped scores",
     ("calls", 2),
@@ -544,7 +545,7 @@ class _(Engine):
 @fault(
     "N27",
     "for one token the query heads of a key-value head are padded to a power of two, and the result is read as if there were no padding",
-    "common practice: groups of heads that fill a tile",
+    "FlashML-org/FreeToken/pull/177 (there a last tile of a group that goes on into the next group)",
     lambda c, t, k, p, n: (g := c.heads // c.kv_heads) & (g - 1) != 0 and 1 in lengths(t, k, p),
     "calls of one token, in models with 3 query heads to a key-value head (2 and 4 are right)",
     ("tokens in a call", 1),
@@ -664,7 +665,7 @@ class _(Engine):
 @fault(
     "N33",
     "layer norm for more than 20 rows divides the squares by one less than the width",
-    "common practice: a library's variance, which is that of a sample by default",
+    "LBANN/lbann/pull/2024 (there in all calls)",
     lambda c, t, k, p, n: c.arch in LAYER_NORM and any(m > 20 for m in lengths(t, k, p)),
     "more than 20 tokens in a call (21 are wrong, 20 right), in a model with layer norm",
     ("tokens in a call", 21),
@@ -701,7 +702,7 @@ class _(Engine):
 @fault(
     "N35",
     "the router for up to 4 tokens divides the chosen experts' weights by their sum, in a family that does not",
-    "common practice: a path for few tokens that was written for another family",
+    "HabanaAI/vllm-fork/pull/671 (there in all calls)",
     lambda c, t, k, p, n: bool(c.experts) and not c.normalized and any(m <= 4 for m in lengths(t, k, p)),
     "calls of up to 4 tokens (5 are right), in mixtures whose weights are not divided by their sum",
     ("tokens in a call", 1),

@@ -478,7 +478,8 @@ def faults():
     import public_faults_g
 
     sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e, conditional_faults_f]
-    sets += [conditional_faults_g, public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f, public_faults_g]
+    sets += [conditional_faults_g]
+    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f, public_faults_g]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
 

@@ -243,7 +243,7 @@ class MixedFourSix(Half):
     "M02",
     "weights as Q5_0, but Q8_0 for the head and, in the layers that get more, for values and down; inputs of matrices as Q8_0; queries, "
     "probabilities and the cache float16",
-    "llama-quantize's Q4_K_M for rows that are no multiple of 256, on CPUs (ggml-org/llama.cpp, the fallback types of llama-quant.cpp)",
+    "llama-quantize's Q4_K_M for rows that are no multiple of 256, on CPUs (ggml-org/llama.cpp/pull/3747: the types to fall back to)",
 )
 class Fallback(Num):
     def weight(self, w, name):
@@ -268,7 +268,7 @@ class Fallback(Num):
     "M03",
     "the feed-forward multiplies in NVFP4 (inputs, too), attention's matrices and the head in bfloat16; the cache is FP8 (E4M3) with one "
     "scale for keys and one for values",
-    "NVIDIA/Model-Optimizer's NVFP4_MLP_ONLY with an FP8 cache (modelopt/torch/quantization/config.py)",
+    "NVIDIA/Model-Optimizer's NVFP4_MLP_ONLY_CFG with FP8_KV_CFG (general/ptq/nvfp4_mlp_only-fp8_kv.yaml)",
 )
 class FeedForwardOnly(Bfloat):
     def small(self, x, name):
@@ -329,7 +329,8 @@ class LowPowerBlocks(Num):
     "M06",
     "gate and up multiply in MXFP4, the other matrices of the layers in MXFP8, inputs as well as weights, with scales rounded up; the head "
     "and all that is written bfloat16",
-    "AutoRound's AutoScheme with the choices MXFP4 and MXFP8 (intel/auto-round, docs/step_by_step.md; mx_fp_rceil)",
+    "AutoRound's AutoScheme with the choices MXFP4 and MXFP8 (intel/auto-round, docs/step_by_step.md; auto_round/data_type/mxfp.py, "
+    "quant_mx_rceil)",
 )
 class AutoScheme(Bfloat):
     def small(self, x, name):
@@ -367,7 +368,8 @@ class ByInput(Half):
     "M08",
     "gate and up have weights of BFP4 (16 numbers share an exponent and keep 3 bits), the other matrices BFP8; gate, up and their product "
     "are written as BFP8, as is the cache; the multiplier reads 7 bits of an input; all else is bfloat16",
-    "Tenstorrent's tt-transformers with optimizations=performance (tenstorrent/tt-metal, models/tt_transformers/PERF.md)",
+    "Tenstorrent's tt-transformers (tenstorrent/tt-metal, models/tt_transformers/PERF.md: ff1_3 bfp4, ff2 bfp8, wqkv and wo bfp8, kv_cache "
+    "bfp8, activation mixed)",
 )
 class Performance(Bfloat):
     def weight(self, w, name):
@@ -483,7 +485,8 @@ class PowersOfTwo(Bfloat):
     "M13",
     "the first layer's cache and attention are bfloat16; in the others queries, keys and values are FP8 (E4M3) with one scale each, and "
     "probabilities of the largest score 1 are FP8 times 256, divided by their unrounded sum; all else is bfloat16",
-    "vLLM with an FP8 cache that leaves out a layer (vllm-project/vllm, --kv-cache-dtype-skip-layers), on FlashAttention-3",
+    "vLLM with an FP8 cache that leaves out a layer (--kv-cache-dtype-skip-layers), on FlashAttention-3 "
+    "(https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/)",
 )
 class LayersOfCaches(Bfloat):
     def cache(self, x, kind):
@@ -502,7 +505,7 @@ class LayersOfCaches(Bfloat):
     "M14",
     "keys and values are kept in NVFP4 (E2M1 in blocks of 16 with an E4M3 scale, and one scale for the tensor) and are turned into FP8 in "
     "front of attention, whose queries are FP8, too; all else is bfloat16",
-    "TensorRT-LLM's NVFP4 cache on Blackwell (NVIDIA/TensorRT-LLM, docs on quantization: NVFP4 KV cache)",
+    "TensorRT-LLM's NVFP4 cache on Blackwell (https://nvidia.github.io/TensorRT-LLM/features/quantization.html)",
 )
 class FourBitCache(Bfloat):
     def cache(self, x, kind):
