@@ -468,6 +468,7 @@ def faults():
     import conditional_faults_d
     import conditional_faults_e
     import conditional_faults_f
+    import conditional_faults_g
     import public_faults
     import public_faults_b
     import public_faults_c
@@ -477,6 +478,7 @@ def faults():
     import public_faults_g
 
     sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e, conditional_faults_f]
+    sets += [conditional_faults_g]
     sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f, public_faults_g]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 
@@ -492,8 +494,9 @@ def policy_of(policy):
     import policies_d
     import policies_e
     import policies_f
+    import policies_g
 
-    sets = (policies, policies_b, policies_c, policies_d, policies_e, policies_f)
+    sets = (policies, policies_b, policies_c, policies_d, policies_e, policies_f, policies_g)
     return {id: case for module in sets for id, case in module.POLICIES.items()}[policy].make()
 
 
