@@ -14,10 +14,10 @@ from ..base.whole_file import whole_file
 from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
 from ..engine.forward_pass import compute_logits
-from ..engine.machine import digest_of
 from ..engine.network import Runtime
 from ..engine.tokens import check_tokens, pad
 from ..files import embedded
+from ..files.digest import digest_of
 from ..hunt.api import check_engine
 from ..hunt.outcome import Judge
 from ..judge.detail import Details

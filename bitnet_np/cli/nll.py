@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError
-from ..engine.machine import digest_of
+from ..files.digest import digest_of
 from ..generation.nll import token_nll
 from ..sweep.cluster import cluster_nll
 from ..sweep.tasks import ModelFile

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ..base.errors import FileFormatError, OptionError, listed, shown
 from ..base.validate import check_exists, integer, integers, path_of, text_of
 from ..engine.dialects import DIALECTS
-from ..engine.machine import digest_of
 from ..engine.tokens import check_tokens
+from ..files.digest import digest_of
 from ..files.load import open_model
 from ..generation.nll import check_windows
 from ..judge.law.precision import PROFILES

@@ -20,6 +20,7 @@ from ..base.errors import Error, FileFormatError, listed
 from ..engine import machine
 from ..engine.dialects import EXACT
 from ..engine.forward_pass import compute_logits
+from ..files.digest import digest_of
 from ..files.load import load
 from ..generation.nll import token_nll
 from ..judge.check import check
@@ -94,7 +95,7 @@ class Task:
 @lru_cache(maxsize=1)
 def model_of(file: ModelFile) -> Model:
     """The model, loaded when it is first asked for and until another one is. Raises FileFormatError for another file under this path."""
-    sha256 = machine.digest_of(Path(file.path))
+    sha256 = digest_of(Path(file.path))
     if sha256 != file.sha256:
         raise FileFormatError(f"{file.path}: SHA-256 is {sha256} on {platform.node()}, expected {file.sha256}, as where the sweep began")
     return load(file.path, allow_nan=file.allow_nan, i2s_layout=file.i2s_layout, overrides=dict(file.overrides))

@@ -16,8 +16,8 @@ from command_line import TINY, TOKENS, save_array, with_commas
 import bitnet_np
 from bitnet_np import BITNET_CPP
 from bitnet_np.engine.forward_pass import compute_logits, forward_full
-from bitnet_np.engine.machine import digest_of
 from bitnet_np.files import embedded
+from bitnet_np.files.digest import digest_of
 from bitnet_np.judge.measures import Judgement
 from bitnet_np.judge.mistakes.search import Search
 from bitnet_np.judge.report.report import Report, next_step

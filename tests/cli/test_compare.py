@@ -12,7 +12,7 @@ import pytest
 from command_line import TINY, TOKENS, with_commas
 
 from bitnet_np.cli.nll import kl_facts
-from bitnet_np.engine.machine import digest_of
+from bitnet_np.files.digest import digest_of
 from bitnet_np.files.load import load
 from bitnet_np.judge.compare_models import compare_models
 from bitnet_np.judge.report.report import LEGEND
