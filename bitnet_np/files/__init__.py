@@ -10,4 +10,5 @@ tensors.py         the tensors of a file, each taken once, checked    mlx_groups
 overrides.py       settings that replace a file's            embedded.py        the models and recordings of the package
 digest.py          files -> their SHA-256
 gguf_writer.py     a Model -> a GGUF file                   convert.py         a loaded model -> a GGUF file of given types
+digest.py          SHA-256 of files, folders, and models in parts
 """

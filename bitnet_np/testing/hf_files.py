@@ -13,7 +13,7 @@ from ..files.hf_config import Recipe, read_recipe
 from ..files.safetensors_file import DTYPES, NAMES, header
 from ..model import packing, widen
 from ..model.records import Linear, Model, Ternary
-from .models import random_model
+from .models import bfloat16_bits, random_model
 from .noise import Noise
 
 FLOATS = ("BF16", "F32", "F16")
@@ -46,7 +46,7 @@ def folder_tensors(config: Mapping[str, Any], model: Model, floats: str = "F32")
     for name, values in _named(recipe, model):
         if values.dtype != np.uint8:
             single = widen.float32(values) if values.dtype == np.uint16 else values.astype(np.float32)
-            values = (single.view(np.uint32) >> 16).astype(np.uint16) if floats == "BF16" else single.astype(DTYPES[floats])
+            values = bfloat16_bits(single) if floats == "BF16" else single.astype(DTYPES[floats])
         tensors[name] = np.ascontiguousarray(values)
     if recipe.part is None:
         return tensors

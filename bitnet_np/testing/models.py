@@ -205,7 +205,7 @@ def random_table(rng: Generator, kind: str, n: int, m: int, spread: float = 1.0)
     choice("the type of a random table", kind, ("float32", "float16", "bfloat16", *_BLOCKS))
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
-        return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
+        return bfloat16_bits(single) if kind == "bfloat16" else single.astype(kind)
     block_type = _BLOCKS[kind]
     if m % block_type.block:
         raise ShapeError(f"rows have {m} numbers, expected whole blocks of {block_type.block}, as {kind} has them")
@@ -216,6 +216,11 @@ def random_table(rng: Generator, kind: str, n: int, m: int, spread: float = 1.0)
     else:
         data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
     return frozen(Blocks(data, block_type, (n, m)))
+
+
+def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Numbers cut to bfloat16."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _random_blocks(rng: Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:

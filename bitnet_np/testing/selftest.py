@@ -33,7 +33,7 @@ from ..kernels.packing import from_blocks, from_i2s, from_masters, from_quarters
 from ..model import packing
 from ..model.records import Ternary
 from .model_cases import model_cases
-from .models import random_table
+from .models import bfloat16_bits, random_table
 from .noise import Noise, noise
 from .part_cases import COLUMNS, part_cases
 
@@ -85,7 +85,7 @@ ROWS: dict[str, Callable[[Callable[..., NDArray[np.float32]]], tuple]] = {
 
 def _tables(n: int, m: int) -> dict[str, NDArray]:
     table = noise(1, n, m)
-    return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
+    return {"float32": table, "float16": table.astype(np.float16), "bfloat16": bfloat16_bits(table)}
 
 
 def _results(function: Callable[..., Any], *arguments: Any) -> tuple[NDArray, ...]:

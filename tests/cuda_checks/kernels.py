@@ -15,6 +15,7 @@ from bitnet_np.kernels import cpu
 from bitnet_np.kernels.cuda.rows import OF_NUMBERS
 from bitnet_np.model import packing
 from bitnet_np.testing import selftest
+from bitnet_np.testing.models import bfloat16_bits
 from cuda_checks.common import GPU, check, normal, odd_rows, rng, same
 
 on = open_cuda()
@@ -64,7 +65,7 @@ def order_of_sums() -> None:
 def tables(n: int, width: int) -> list[NDArray]:
     table = normal(n, width, seed=3)
     table[0, 0], table[-1] = -0.0, 1e-30
-    return [table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)]
+    return [table, table.astype(np.float16), bfloat16_bits(table)]
 
 
 @check

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from family_models import assert_refused
 from fuzzing.gguf_bytes import Entry
-from gguf_models import FLOAT_NAMES, MATRIX_NAMES, TENSORS, bfloat16, floats, patched, ternary
+from gguf_models import FLOAT_NAMES, MATRIX_NAMES, TENSORS, floats, patched, ternary
 from models import assert_same_bits
 
 from bitnet_np.base.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.base.tensor_types import BF16, F16, F32, F64, I2_S, Q4_0, Q8_0
 from bitnet_np.files.load import load
 from bitnet_np.model import packing, widen
+from bitnet_np.testing.models import bfloat16_bits
 
 
 def of_type(name, kind):
@@ -63,7 +64,7 @@ def refused():
         for scale in (nan, inf, -inf, -1.0, -1e-45):
             yield name, with_scale(name, scale), NonFiniteError, f"has the scale {np.float32(scale)}, expected a finite number"
     for name in (*FLOAT_NAMES, "output.weight"):
-        for form in (np.float32, np.float16, bfloat16):
+        for form in (np.float32, np.float16, bfloat16_bits):
             for at, value in ((0, nan), (-1, nan), (None, -inf), (-1, inf)):
                 yield name, with_number(name, form, at, value), NonFiniteError, "has NaN or infinity in it"
 

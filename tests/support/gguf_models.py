@@ -43,10 +43,6 @@ def ternary(n, m):
     return packing.pack(RNG.integers(-1, 2, (n, m)), RNG.uniform(0.05, 0.15))
 
 
-def bfloat16(table):
-    return (table.view(np.uint32) >> 16).astype(np.uint16)
-
-
 TENSORS = {"token_embd.weight": MODEL.token_embd, "output_norm.weight": MODEL.output_norm} | {
     f"blk.{n}.{field}.weight": value.weights if isinstance(value := getattr(layer, field), Linear) else value
     for n, layer in enumerate(MODEL.layers)

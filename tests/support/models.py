@@ -18,7 +18,7 @@ from bitnet_np.engine.dialects import DIALECTS, Dialect
 from bitnet_np.kernels import launching
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES
 from bitnet_np.model.records import LongRope, Model, Yarn
-from bitnet_np.testing.models import SHAPE, random_model
+from bitnet_np.testing.models import SHAPE, bfloat16_bits, random_model
 
 __all__ = ["SHAPE", "random_model"]
 
@@ -132,7 +132,7 @@ def threads(n: int) -> Iterator[None]:
 def as_table(values: NDArray, dtype: str = "float32") -> NDArray:
     """Numbers as a read-only table of that dtype, bfloat16 as its bits."""
     values = np.asarray(values, np.float32)
-    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    table = bfloat16_bits(values) if dtype == "bfloat16" else values.astype(dtype)
     table.flags.writeable = False
     return table
 
