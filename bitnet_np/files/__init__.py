@@ -8,7 +8,6 @@ gguf_names.py      the names of GGUF keys and tensors       hf_model_types.py  t
 gguf_file.py       the GGUF format                          safetensors_file.py   the format of the folder's tensors
 tensors.py         the tensors of a file, each taken once, checked    mlx_groups.py      tensors that mlx-lm quantised in groups
 overrides.py       settings that replace a file's            embedded.py        the models and recordings of the package
-digest.py          files -> their SHA-256
 gguf_writer.py     a Model -> a GGUF file                   convert.py         a loaded model -> a GGUF file of given types
 digest.py          SHA-256 of files, folders, and models in parts
 """
