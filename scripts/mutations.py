@@ -151,7 +151,11 @@ def catalogue() -> Iterator[tuple[str, str, str]]:
     """Every known mistake: id, text, or an example of it where its text has numbers, and the kinds of dump on which it is tried."""
     said = examples()
     for mistake in (*CATALOGUE, *HIDDEN):
-        where = {"a tensor": mistake.at, "logits alone": mistake.is_of_engines, "several operations": mistake in HIDDEN}
+        where = {
+            "a tensor": mistake.at,
+            "logits alone": mistake.fault and (mistake.engine is not None or mistake.likely),
+            "several operations": mistake in HIDDEN,
+        }
         text = said[mistake.id] if mistake in CATALOGUE else sentence(KINDS_OF_EDITS[mistake.edit.partition(": ")[0]])
         yield mistake.id, text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made)
     for reading in (*FACTS, *READINGS):

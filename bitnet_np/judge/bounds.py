@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
-from .detail import FAR
+from .detail import BLOCK, FAR
 from .first_looks import other_shape
 from .law.expected import TINY, Array, Expected, U
 from .measures import DIFFERENT, Reach, limits
@@ -12,11 +12,9 @@ from .report.report import OperationVerdict
 from .verdict import Verdict
 from .words import parts_of
 
-_FLOAT32 = float(np.finfo(np.float32).max)
-_FLOAT16 = float(np.finfo(np.float16).max)
+_FLOAT32, _FLOAT16 = float(np.finfo(np.float32).max), float(np.finfo(np.float16).max)  # their largest numbers
 _LARGEST = 2.0**127  # a power of two that float32 has
 _MOSTLY = 0.9  # of the rows or columns: where more are wrong, all are
-_BLOCK = 1 << 20  # numbers judged at a time
 _COMMON = 6  # roundings that all elements of a tensor may share, such as that of a scale
 ROUNDING_ACROSS = 1e-9
 """NMSE across several operations in which no code flipped."""
@@ -72,7 +70,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
     """Verdict, reason, and the largest error as a part of its bound, by the three tests of law/running_error.py."""
     ratio, farthest, worst, flipped = 0.0, 0.0, "", 0
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
-    step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
+    step = max(1, BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
     for begin in range(0, len(theirs), step):
         most, bound, value, square, reach = bound_of(expected, theirs.shape, slice(begin, begin + step))
         off = theirs[begin : begin + step] - value

@@ -22,7 +22,7 @@ FAR = 1e4
 """From so many limits on, errors are told apart by their size alone: where a limit is nearly 0, any error is many of it."""
 
 _FIRM = 1e-3  # of a position's largest limit: how often an error is a smaller one says little
-_BLOCK = 1 << 20  # numbers at a time: a bound of all logits of a large model would be gigabytes
+BLOCK = 1 << 20  # numbers at a time: a bound of all logits of a large model would be gigabytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _detail(
 ) -> Detail:
     """The Detail of [T, width], a block of rows at a time. numbers: [T], the positions that the rows are of; None: 0, 1, ..."""
     length, width = ours.shape
-    rows_of_block = max(1, _BLOCK // width)
+    rows_of_block = max(1, BLOCK // width)
     errors = np.empty(length)
     worst: list[tuple[float, Element]] = []
     for begin in range(0, length, rows_of_block):

@@ -14,12 +14,13 @@ _NOISY = 8  # times the noise: a mistake's own roundings are not those of the ri
 SAME = 1e-4  # relative: two numbers that are one; roundings of float32, behind a few steps, leave 1e-5
 SAME_LOGARITHMS = 2e-3  # the same of factors that are known by logarithms of small numbers
 WHOLE = 0.05  # from a whole number that is solved for: one number in ten is so near to one by chance, but not all of them
+FEWEST = 8  # numbers, or rows of them: what fewer show may be chance
 SPARE = 4  # numbers to which each one of a law is fitted: fewer are explained by chance
-LEFT = 1e-3  # of the error, left by numbers that are solved for
+LITTLE = 1e-3  # relative: what is less is nothing, behind many steps or where numbers are solved for
+NEAR = 1e-2  # the same of a first look, before everything is compared
 SMOOTH = 0.05  # of the error, left between neighbours by a function: noise leaves all of it
 _TOGETHER = 64  # rows compared at once with all
-_STEPS = 50  # of a golden section: 1e-10 of an interval of its grid
-_FIRST_STEPS = 4
+_STEPS, _FIRST_STEPS = 50, 4  # of a golden section: 1e-10 of an interval of its grid; and those that show whether it is worth it
 _GOLDEN = (5**0.5 - 1) / 2
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.points import Key
+from .detail import BLOCK
 from .law.precision import storage_type
 
 NEAR = 1e-2  # mean square error, of the spread: right rows of any type are nearer, and rows of other tokens far from it
 _NORMALISED = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # by which a sum of probabilities of this type may differ from 1
-_BLOCK = 1 << 20  # numbers looked at together
 _SHIFTED = 8  # times their standard deviation, by which all errors at a position are off
 _LOWER = 16  # times nearer to the layer before
 
@@ -26,7 +26,7 @@ def normalised(theirs: NDArray) -> Literal["probabilities", "log-probabilities"]
         return None
     rows, most = theirs.reshape(-1, theirs.shape[-1]), _NORMALISED[storage_type(theirs)]
     of_logs = bool(rows[0].min() < 0)
-    step = max(1, _BLOCK // rows.shape[1])
+    step = max(1, BLOCK // rows.shape[1])
     with np.errstate(all="ignore"):  # NaN is no sum
         for begin in range(0, len(rows), step):
             x = rows[begin : begin + step].astype(np.float64)

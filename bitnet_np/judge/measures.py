@@ -12,7 +12,7 @@ from ..base.errors import ShapeError, shortened
 from ..base.validate import array_of, instance, integers
 from ..generation.nll import log_probabilities
 from ..kernels.float_state import steady
-from .detail import Details
+from .detail import BLOCK, Details
 from .first_looks import other_shape
 from .law.expected import TINY, Array
 from .law.noise import FLOAT16_NOISE
@@ -50,7 +50,6 @@ DIFFERENT = 0.1
 """Standard deviations from which on two rows of ours count as different: those of a repeated token differ by roundings."""
 
 _ENOUGH = 32  # fewest logits of a position to know a typical error from
-_BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs and a block
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ def _nmse(a: Array, b: Array) -> Array:
 def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
     """Yields some positions of both at a time, [P, V] each."""
     a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
-    step = max(1, _BLOCK // a.shape[1])
+    step = max(1, BLOCK // a.shape[1])
     for i in range(0, len(a), step):
         yield a[i : i + step], b[i : i + step]
 

@@ -17,12 +17,11 @@ from ..model.records import Config
 from ..traces.points import HEADS, Key
 from .bounds import relative_error
 from .edits.edited import Edited
+from .evidence import FEWEST, LITTLE
 from .hypothesis import Hypothesis
 from .law.expression import Array
 from .words import Indices, places_of
 
-_LEAST = 8  # wrong numbers: fewer are no evidence for a mistake of an operation
-_NEGLIGIBLE = 1e-3  # of the largest error: as other sums leave it just beyond their bound
 _MOST = 0.8  # of the heads or elements of a row: some are right by chance
 _LARGE = 1 << 20  # weights
 _COLUMNS = 32  # all over the result, and as many where it is most wrong
@@ -60,9 +59,9 @@ def wrong_parts(key: Key, config: Config, places: NDArray[np.bool_], value: Arra
     tell a mistake by.
     """
     away = np.abs(theirs - value)
-    places = places & (away > _NEGLIGIBLE * away.max())
+    places = places & (away > LITTLE * away.max())
     tokens, width = places.shape
-    if np.count_nonzero(places) < _LEAST:
+    if np.count_nonzero(places) < FEWEST:
         return
     size = config.head_dim if key.name in HEADS and width % config.head_dim == 0 else 1
     count = width // size

@@ -28,28 +28,12 @@ from .equivalence import ROTATED
 from .evidence import matched
 from .honest_engines import FLOOR, one_scale
 from .hypothesis import Compute, Computes, Hypothesis, Values
+from .law import noise as noise_law
 from .law.channels import wrong_channels
 from .law.codes import AGAIN, wrong_codes
 from .law.expected import TINY, Expected, U
 from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.noise import (
-    COARSEST_SEEN,
-    FLOAT16_NOISE,
-    OF_SUMS,
-    PRODUCTS,
-    SEVERAL,
-    STREAM,
-    UNEVEN,
-    Noise,
-    Residual,
-    doubt,
-    kind_of,
-    left_out,
-    odd_across,
-    residual,
-    wrong_term,
-)
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -92,7 +76,7 @@ class TensorJudge:
         self.progress = options.bars("judging operations")
         self.search = Search(2 * options.effort * _HIDDEN_WORK, options.budget, options.bars(SEARCHING))
         self.in_vain = 0.0  # multiply-adds of operations whose known mistakes were tried and explain nothing
-        self.residuals: dict[Key, Residual] = {}  # the errors of all tensors, by their bounds
+        self.residuals: dict[Key, noise_law.Residual] = {}  # the errors of all tensors, by their bounds
         self.formats: dict[str, Hypothesis | None] = {}  # what explains the noise of tensors of a name, if something does
         self.cached: dict[Key, Compute] = {}  # attention with the KV cache that a tensor has shown, assumed from there on
 
@@ -105,7 +89,7 @@ class TensorJudge:
         unexplained = [i for i, verdict in enumerate(judged) if verdict.verdict == Verdict.WRONG and verdict.hypothesis is None]
         kinds = {self.residuals[judged[i].key].kind for i in unexplained}
         for key, error in list(self.residuals.items()):
-            if error.kind in kinds and error.kind != SEVERAL and key not in self.dump.same and not self.types.strict:
+            if error.kind in kinds and error.kind != noise_law.SEVERAL and key not in self.dump.same and not self.types.strict:
                 _, expected, inputs = self._by_bound(self.sites[key], self.theirs[key])
                 self.residuals[key] = self._residual(self.sites[key], expected, inputs)
         with np.errstate(all="ignore"):  # mistakes may give numbers of any kind
@@ -126,13 +110,13 @@ class TensorJudge:
             return explain(self.sites[judged.key])
 
     @property
-    def noise(self) -> Noise:
+    def noise(self) -> noise_law.Noise:
         """What the errors of all tensors have in common."""
-        return Noise(self.residuals)
+        return noise_law.Noise(self.residuals)
 
     def _verdict(self, site: Operation) -> OperationVerdict:
         span = self._span(site)
-        self.residuals[site.key] = Residual(SEVERAL if len(span) > 1 else kind_of(site.key))
+        self.residuals[site.key] = noise_law.Residual(noise_law.SEVERAL if len(span) > 1 else noise_law.kind_of(site.key))
         # equal outputs of other inputs would be a coincidence or a fake
         if {site.key, *(k for o in span for k in o.inputs if k in self.dump.tensors)} <= self.dump.same:
             across = tuple(o.key for o in span)
@@ -194,16 +178,16 @@ class TensorJudge:
         expected = site.expected(self.types.storage(site), *(self.theirs[x] for x in site.inputs))
         return within(expected, self.theirs[other])[0] != Verdict.WRONG
 
-    def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> Residual:
+    def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> noise_law.Residual:
         """The error of an operation as noise."""
         theirs = self.theirs[site.key]
-        found = residual(site.key, expected.value, site.unit(*inputs), theirs)
-        if not found.odd and found.kind == STREAM:
-            return found._replace(odd=wrong_term([x.astype(np.float64) for x in inputs], theirs - expected.value))
-        if found.odd or found.kind != PRODUCTS:
+        found = noise_law.residual(site.key, expected.value, site.unit(*inputs), theirs)
+        if not found.odd and found.kind == noise_law.STREAM:
+            return found._replace(odd=noise_law.wrong_term([x.astype(np.float64) for x in inputs], theirs - expected.value))
+        if found.odd or found.kind != noise_law.PRODUCTS:
             return found
         weights, error = linear_of(self.model, site.key).weights, theirs - expected.value
-        odd = left_out(inputs[0], weights, error) if site.key == LOGITS else ""  # which no other product need be like
+        odd = noise_law.left_out(inputs[0], weights, error) if site.key == LOGITS else ""  # which no other product need be like
         if not odd and found.level > AGAIN:
             odd = wrong_codes(inputs[0], weights, error) or wrong_channels(inputs[0], weights, error)
         return found._replace(odd=odd)
@@ -250,7 +234,7 @@ class TensorJudge:
 
         No budget bounds this search, because the verdict depends on it.
         """
-        name, search = judged.key.name if len(judged.across) == 1 else SEVERAL, self.search
+        name, search = judged.key.name if len(judged.across) == 1 else noise_law.SEVERAL, self.search
         if name not in self.formats:
             search.begin_unlimited()
             one = case_of(False)
@@ -337,7 +321,7 @@ class TensorJudge:
             return replace(judged.explained(cause), verdict=Verdict.WRONG) if cause is not None and cause.fault else judged
         return judged
 
-    def _residual_across(self, span: list[Operation], value: Array, theirs: Array, reach: Reach) -> Residual:
+    def _residual_across(self, span: list[Operation], value: Array, theirs: Array, reach: Reach) -> noise_law.Residual:
         """The error of several operations as noise: how many times as far as float16 it reaches.
 
         Noise of attention alone, as of a coarse cache, has other positions than noise of all: the first ones average fewest values.
@@ -361,7 +345,7 @@ class TensorJudge:
                 return self._caused(judged, self._cause_of_noise(site))
             return replace(judged, tried=False)
         places = np.broadcast_to(position_errors(value, theirs)[:, None] > max(most, ROUNDING_ACROSS), value.shape)
-        more = max(most, most * (self.noise.level(site.key) / FLOAT16_NOISE) ** 2)
+        more = max(most, most * (self.noise.level(site.key) / noise_law.FLOAT16_NOISE) ** 2)
         return self._sought(judged, lambda room: self._case(span, value, theirs, more if room else most, places), work)
 
     def _by_reach(self, span: list[Operation], theirs: Array) -> tuple[OperationVerdict, Array, Reach | None]:
@@ -486,7 +470,7 @@ class TensorJudge:
         """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
         error = self.residuals[judged.key]
         if cause is None and not self.types.strict and error.may_be_format and error.level > error.most:
-            return replace(judged, reason=f"{judged.reason}; {doubt(error.level)}")
+            return replace(judged, reason=f"{judged.reason}; {noise_law.doubt(error.level)}")
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained
@@ -536,7 +520,7 @@ class TensorCase(Case):
 
     def leaves_noise(self, array: Array) -> bool:
         site = self.span[-1]
-        return self.wrong is not None and residual(site.key, array, site.unit(*self.wrong.inputs), self.theirs).is_believed
+        return self.wrong is not None and noise_law.residual(site.key, array, site.unit(*self.wrong.inputs), self.theirs).is_believed
 
     def cost(self, changed: Collection[Key]) -> float:
         if self.screen is not None:
@@ -547,10 +531,10 @@ class TensorCase(Case):
     @property
     def is_uneven(self) -> bool:
         """Whether an operation that sums nothing errs more than 8 bits make it, and not alike, as a rotation by rounded angles does."""
-        if len(self.span) > 1 or kind_of(self.span[-1].key) in OF_SUMS or self.now <= COARSEST_SEEN**2:
+        if len(self.span) > 1 or noise_law.kind_of(self.span[-1].key) in noise_law.OF_SUMS or self.now <= noise_law.COARSEST_SEEN**2:
             return False
         errors = position_errors(self.value, self.theirs)
-        return bool(errors.min() * UNEVEN**2 < errors.mean())
+        return bool(errors.min() * noise_law.UNEVEN**2 < errors.mean())
 
     def facts(self) -> Hypothesis | None:
         if self.wrong is None:
@@ -567,17 +551,26 @@ class TensorCase(Case):
         alone = replace(self, part=part, screen=None)
         return replace(alone, now=alone._left(self.value))
 
+    def with_operations_before(self) -> "TensorCase | None":
+        judge, last = self.judge, self.span[-1]
+        span = [replace(judge.sites[key], length=last.length) for key in judge.sites if key in (*last.inputs, last.key)]
+        right = judge.values(span)
+        if relative_error(right[last.key], self.value) > self.most:  # the dump is wrong there
+            return None
+        return replace(self, span=span, right=right, wrong=None, screen=None, parts=(), refused=frozenset({last.key}))
+
     def _left(self, array: Array) -> float:
         if self.part is None:
             return relative_error(array, self.theirs)
         return relative_error(self.part.cut(array), self.part.cut(self.theirs))
 
 
-def _noise_across(value: Array, theirs: Array, reach: Reach) -> Residual:
+def _noise_across(value: Array, theirs: Array, reach: Reach) -> noise_law.Residual:
     errors = position_errors(value, theirs)
     level, noisy = across(errors, reach)
     verdict, odd, _ = close(value, theirs, noisy)
-    return Residual(SEVERAL, level, odd if verdict == Verdict.WRONG else odd_across(errors, noisy.positions, level))
+    odd = odd if verdict == Verdict.WRONG else noise_law.odd_across(errors, noisy.positions, level)
+    return noise_law.Residual(noise_law.SEVERAL, level, odd)
 
 
 class _Theirs(dict[Key, NDArray]):

@@ -41,10 +41,14 @@ def parts_of(places: NDArray[np.bool_], mostly: float) -> list[str]:
 
 def runs(what: str, numbers: NDArray) -> str:
     """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
-    pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    spans = [f"{piece[0]} to {piece[-1]}" if piece.size > 1 else f"{piece[0]}" for piece in pieces]
+    spans = [f"{piece[0]} to {piece[-1]}" if piece.size > 1 else f"{piece[0]}" for piece in pieces(numbers)]
     more = f" and {len(spans) - FEW} runs more" if len(spans) > FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
+
+
+def pieces(numbers: NDArray) -> list[NDArray]:
+    """Ascending numbers, those together that follow each other."""
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
 
 
 def runs_and_verb(what: str, numbers: NDArray, verb: str) -> str:
@@ -89,7 +93,7 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
         return f"{places_of(off, count, what, amount=False)} have {of} of {what} {source[off[0]]}"
     for words, rule in rules(count) if off.size > 2 else ():
         if (source == rule).all():
-            return f"{what} i has the numbers of {words}"
+            return f"{what} i has {of} of {words}"
     step, breaks = np.diff(source[off]), [0]  # 1 where a run of them stands elsewhere, 0 where one stands in the place of all
     for k in range(len(step)):
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):

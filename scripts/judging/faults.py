@@ -204,7 +204,7 @@ def _matrix_faults() -> Iterator[Fault]:
     yield misread("codes not shifted to -1..1", "Kcur", "codes.unshifted", lambda w: packing.unpack(w) + 1)
     yield in_engine("codes truncated, not rounded", "quantiser.truncated", ffn_down=truncated)
     yield misread("I2_S read as 64/16", "Qcur", "codes.layout", relaid)
-    yield misread("one block's codes misread", "ffn_gate", "", of_next_row)  # which is placed, and not explained
+    yield misread("one block's codes misread", "ffn_gate", "", of_next_row)  # which is no known mistake
     yield misread("weight transposed", "attn_o_out", "weights.transposed", lambda w: packing.unpack(w).T)
     yield changed("sign of a matrix flipped", "ffn_down", "any.sign", lambda y, *_: -y)
     yield in_engine("weights of the layer before", "weights.others", attn_o_out=other)

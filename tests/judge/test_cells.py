@@ -59,9 +59,7 @@ def test_mask_that_is_a_rule_of_distance_is_named_by_it(window, ahead):
     distance = np.arange(T)[:, None] - np.arange(T)
     counts = ((distance >= 0) & (distance != window)) | (distance == -ahead)
     before = f"1{f' to {window - 1}' if window > 2 else ''}, {window + 1} to {T - 1}"
-    assert said(counts).startswith(
-        f"the mask: a token sees itself and those {before} places before it and those {ahead} places ahead of it"
-    )
+    assert said(counts).startswith(f"the mask: a token sees itself and those {before} places before it and those {ahead} places ahead")
 
 
 def test_many_cells_are_counted():

@@ -234,9 +234,8 @@ FEWER_BITS_MODEL = random_model(3, family="qwen2", weights="float32", tied=False
 
 def with_layer_1(**changes):
     first, second = FEWER_BITS_MODEL.layers
-    return replace(
-        FEWER_BITS_MODEL, layers=(first, replace(second, **{name: change(getattr(second, name)) for name, change in changes.items()}))
-    )
+    changed = replace(second, **{name: change(getattr(second, name)) for name, change in changes.items()})
+    return replace(FEWER_BITS_MODEL, layers=(first, changed))
 
 
 WITHOUT_BIAS = with_layer_1(attn_k=lambda linear: replace(linear, bias=None))
@@ -301,6 +300,20 @@ def test_a_mask_that_comes_before_the_cap_of_scores_is_named(seed, cap, heads):
 
     said = planted(model, "kqv_out", lambda q, k, v: attended(model, q, k, v, capped_behind_the_mask))
     assert said == "the mask comes before the scores' capping"
+
+
+@settings(max_examples=2)  # each has two searches behind it
+@given(st.integers(0, 99), st.sampled_from([(2, 1), (4, 2), (3, 3)]), st.floats(-3, -0.5))
+def test_numbers_of_the_softmax_are_named(seed, heads, masked):
+    """Scores of what is not seen, and the scale where probabilities have it instead of scores."""
+    model = random_model(seed, family="llama", **SMALL | {"heads": heads[0], "kv_heads": heads[1], "head_dim": 16})
+
+    for says, weights in {
+        f"masked scores are {masked:.3g}": lambda scores, visible: spec.softmax(np.where(visible, scores, masked)),
+        "the score scale is applied to the heads": lambda scores, visible: spec.softmax(np.where(visible, 4 * scores, -np.inf)) / 4,
+    }.items():
+        said = planted(model, "kqv_out", lambda q, k, v, weights=weights: attended(model, q, k, v, weights))
+        assert said.startswith(says[:-1])
 
 
 @settings(max_examples=3)

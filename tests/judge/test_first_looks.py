@@ -16,9 +16,8 @@ IDS = np.array([1, 20, 3, 41, 5, 7, 7, 30, 2, 11])
 def tensors(ids):
     """Every tensor of our engine for some token ids."""
     found = {}
-    forward_full(
-        MODEL, ids[None], record=lambda name, n, x: found.update({name if n is None else f"{name}-{n}": x.reshape(len(ids), -1).copy()})
-    )
+    keep = lambda name, n, x: found.update({name if n is None else f"{name}-{n}": x.reshape(len(ids), -1).copy()})  # noqa: E731
+    forward_full(MODEL, ids[None], record=keep)
     return found
 
 

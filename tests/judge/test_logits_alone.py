@@ -195,9 +195,8 @@ def test_scales_that_do_the_same_are_said_together():
     """Without biases the scales of ffn_up and ffn_down are one factor."""
     base, ids = Variant("ours", random_model(1, family="qwen3", **SMALL), EXACT), IDS
     explanation = judge_by(base, ids)(logits_of(scaled(base, "ffn_down", 1.2), ids)).explanation
-    assert re.fullmatch(
-        r"the scale of ffn_(up|down) is off, by a factor of about 1\.\d+ \(that of ffn_(down|up) would look the same\)", explanation
-    )
+    said = r"the scale of ffn_(up|down) is off, by a factor of about 1\.\d+ \(that of ffn_(down|up) would look the same\)"
+    assert re.fullmatch(said, explanation)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("attn_v", 1.3), ("attn_q", 0.5)])

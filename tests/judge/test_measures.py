@@ -175,11 +175,11 @@ def test_positions_are_judged_in_blocks(monkeypatch):
     cases = [theirs, ours, with_value(theirs, (5, 3), nan), with_value(theirs, 4, theirs[3]), with_value(theirs, 6, 1.0)]
     whole = [judge(ours, case).as_dict() for case in cases]
     for block in (1, 400, 1000):
-        monkeypatch.setattr(comparing, "_BLOCK", block)
+        monkeypatch.setattr(comparing, "BLOCK", block)
         assert [judge(ours, case).as_dict() for case in cases] == whole
     long = logits(2000, 1000)
     other = long + np.float32(1e-3) * logits(2000, 1000, seed=1)
-    monkeypatch.setattr(comparing, "_BLOCK", 100_000)
+    monkeypatch.setattr(comparing, "BLOCK", 100_000)
     tracemalloc.start()
     assert judge(long, other).verdict is FLIPS
     assert tracemalloc.get_traced_memory()[1] < 20 * 8 * 100_000  # 20 arrays of a block; one of all would be 16 MB

@@ -220,9 +220,8 @@ def test_a_factor_is_named_where_what_it_leaves_is_noise(seed, factor):
     w = factor * w * (1 + 2.0**-8 * rng.standard_normal(w.shape))
     wrong = x @ w.T + linear.bias
     said = judged("llama", "ffn_up", wrong)
-    assert re.match(
-        r"the products are (\S+) times what is right; what is left of the error, NMSE \S+, is no more than fewer bits leave", said
-    )
+    left = r"what is left of the error, NMSE \S+, is no more than fewer bits leave"
+    assert re.match(rf"the products are (\S+) times what is right; {left}", said)
     assert float(said.split()[3]) == pytest.approx(factor, rel=0.01)
     wrong[:, 7] += rng.standard_normal(T) * np.abs(wrong).mean()
     assert "fewer bits" not in judged("llama", "ffn_up", wrong)

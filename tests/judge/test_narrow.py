@@ -178,9 +178,8 @@ def test_what_is_declared_is_a_floor_and_all_there_is_if_strict(kind, field, rig
         how = Options(Precision(**{field: other}), strict=True)
         assert judge_operations(Runtime(model, EXACT).checked(), Tokens.whole(ids[None]), trace(dump), how).verdict == Verdict.WRONG
     assert judged(model, ids, dump, precision=Precision(**{field: "float16"})).verdict <= Verdict.NARROW
-    assert (
-        judged(model, ids, dump).notes[0].startswith("judged as bfloat16, read off the dump: " if field == "act" else "a KV cache of q8_0")
-    )
+    note = judged(model, ids, dump).notes[0]
+    assert note.startswith("judged as bfloat16, read off the dump: " if field == "act" else "a KV cache of q8_0")
 
 
 @pytest.mark.parametrize(("offset", "is_right"), [(1.0, True), (0.0, False)])

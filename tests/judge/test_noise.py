@@ -89,9 +89,8 @@ def test_right_engines_pass_by_the_outputs_of_layers(policy, monkeypatch):
 def between_layers(engines, ids, model=MODEL, **policy):
     """The report on the outputs of layers of an engine that has another model, or rounds so."""
     points = Dense(engines, ids, **policy).run()
-    return check(
-        model, ids, Trace({key: points[key] for key in points if key.name in ("l_out", "result_output")}, None, "dump"), budget=0.0
-    )
+    some = {key: points[key] for key in points if key.name in ("l_out", "result_output")}
+    return check(model, ids, Trace(some, None, "dump"), budget=0.0)
 
 
 class Rounded(Dense):

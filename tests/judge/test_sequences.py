@@ -71,9 +71,8 @@ def test_each_sequence_has_its_own_verdict(layout, lengths, label, wrong, invali
 
 @pytest.mark.parametrize("layout", ["left", "right"])
 def test_the_side_of_padding_is_found_although_every_sequence_is_wrong(layout):
-    report = bn.check(
-        SMALL, [IDS[0].tolist(), IDS[1, :4].tolist()], laid_out(layout, (9, 4), lambda b, name, x: x * (1 + (name == "l_out-0")))
-    )
+    dump = laid_out(layout, (9, 4), lambda b, name, x: x * (1 + (name == "l_out-0")))
+    report = bn.check(SMALL, [IDS[0].tolist(), IDS[1, :4].tolist()], dump)
     assert [str(one.first_wrong.key) for one in report.sequences] == ["l_out-0"] * 2
     assert report.notes[-1].startswith(f"padding is taken to be {'in front of' if layout == 'left' else 'behind'} the tokens")
 

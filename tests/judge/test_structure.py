@@ -38,13 +38,15 @@ from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.readings.structure import POWERS, Numbers, loose_structure, rank, structure
 from bitnet_np.judge.words import moves_in_words
-from bitnet_np.model.records import LongRope
+from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
 
 SEEDS = st.integers(0, 2**32 - 1)
 FACTORS = st.floats(0.1, 9).filter(lambda x: abs(x - 1) > 0.01)
 P = layer_points("llama")
+LINEAR = LLAMA.layers[LAYER].ffn_up
+MATRIX = rows_of(LINEAR.weights, np.arange(120))
 
 
 @st.composite
@@ -209,7 +211,7 @@ def test_orders_are_said_as_a_rule_or_by_runs(source, says):
 def test_nothing_is_told_of_numbers_without_a_law(x, seed):
     rng = np.random.default_rng([seed, 1])
     numbers = Numbers(x + 0.3 * rng.standard_normal(x.shape), x, ("position", "head", "element"))
-    assert structure(numbers) is loose_structure(numbers) is rank(numbers) is None
+    assert structure(numbers) is loose_structure(numbers) is rank(numbers.theirs - numbers.right, 0.0) is None
 
 
 def test_each_thing_with_a_number_of_its_own_is_told_without_them():
@@ -239,18 +241,15 @@ def test_any_key_value_heads_that_query_heads_read_are_named(rule):
 
 SINKS = np.array([0.5, 2.0, -1.0, 0.3])
 SLOPES = 2.0 ** -np.arange(1, C.heads + 1)[:, None, None]
-QUERIES = heads("Qcur_rope")
+QUERIES, KEYS, PLACE = heads("Qcur_rope"), heads("Kcur_rope"), np.arange(24)
 ATTENTION = {
-    "query heads read the keys of other heads: 1, 1, 0, 0 instead of 0, 0, 1, 1": by_weights(
-        softmax(scores_of(k=heads("Kcur_rope")[:, ::-1]))
-    ),
+    "query heads read the keys of other heads: 1, 1, 0, 0 instead of 0, 0, 1, 1": by_weights(softmax(scores_of(k=KEYS[:, ::-1]))),
     "query heads read the values of other heads: 1, 1, 0, 0 instead of": by_weights(RIGHT, V[:, ::-1]),
     "heads have the queries of others: 0, 2, 1, 3 instead of 0, 1, 2, 3": by_weights(softmax(scores_of(q=QUERIES[:, [0, 2, 1, 3]]))),
-    "the softmax is of all keys, and the mask comes after it": by_weights(np.where(QUERY >= KEY, spec.softmax(scores_of()), 0)),
     "one key more is in the softmax's sum, without a value, as a sink: its scores are 0.5, 2, -1, 0.3 by head": by_weights(
         EXP / (EXP.sum(axis=-1, keepdims=True) + np.exp(SINKS)[:, None, None])
     ),
-    "1 is added to the sum of exponentials that the softmax divides by": by_weights(EXP / (EXP.sum(axis=-1, keepdims=True) + 1)),
+    "1 is added to the softmax's sum of exponentials": by_weights(EXP / (EXP.sum(axis=-1, keepdims=True) + 1)),
     "attention's weights add up to 1": by_weights(RIGHT * (1.1 + np.random.default_rng(0).random((C.heads, T, 1)))),
     "scores are 1.5 times what is right": by_weights(softmax(1.5 * scores_of())),
     "scores of heads 1, 3 of 4 are multiplied by 2": by_weights(softmax(scores_of() * np.array([1, 2, 1, 2])[:, None, None])),
@@ -261,7 +260,7 @@ ATTENTION = {
     "a number is added to the scores of key 0, 1.5": by_weights(softmax(scores_of() + 1.5 * (KEY == 0))),
     "elements 20 to 23 of 24 of each head are left out of q . k": by_weights(softmax(scores_of(q=QUERIES * (np.arange(24) < 20)))),
     "elements 0 to 5 of 24 of each head are multiplied by 2 in q . k": by_weights(
-        softmax(scores_of(q=QUERIES * np.where(np.arange(24) < 6, 2, 1)))
+        softmax(scores_of(q=QUERIES * np.where(PLACE < 6, 2, 1)))
     ),
     "scores are soft-capped at 3": by_weights(softmax(3 * np.tanh(scores_of() / 3))),
     "each element of each head is multiplied by a number of its own in q . k, 1": by_weights(
@@ -294,9 +293,7 @@ def test_cells_that_hold_a_run_of_others_are_said_together():
     keys, values = heads("Kcur_rope")[order], V[order]
     late = np.where(QUERY < 11, RIGHT, 0), np.where(QUERY < 11, 0, softmax(scores_of(k=keys)))
     said = read("llama", "kqv_out", by_weights(late[0]) + by_weights(late[1], values))
-    assert said.startswith(
-        "the cells of positions 3 to 5 hold positions 8 to 10 where positions 11 to 16 read them: they were written over"
-    )
+    assert said.startswith("the cells of positions 3 to 5 hold positions 8 to 10 where positions 11 to 16 read them: they were written")
 
 
 # --- rotations --------------------------------------------------------------------------------------------------------------------------
@@ -346,9 +343,7 @@ def test_frequencies_are_said_by_their_law():
     assert of_pairs(i, i + 8, np.where(i < 4, 1e4 ** (-i / 4), 0)).startswith(
         "pairs 4 to 7 of each head are not rotated; frequencies are those of a width of 8 instead of 16"
     )
-    assert of_pairs(np.array([0, 1, 4]), np.array([9, 7, 20]), own[:3]).startswith(
-        "pairs are (0, 9), (1, 7), (4, 20) instead of (i, i + 8)"
-    )
+    assert of_pairs([0, 1, 4], [9, 7, 20], own[:3]).startswith("pairs are (0, 9), (1, 7), (4, 20) instead of (i, i + 8)")
 
 
 def test_heads_that_are_rotated_by_other_positions_are_told():
@@ -361,6 +356,17 @@ def test_heads_that_are_rotated_by_other_positions_are_told():
     head, token = np.arange(4), np.arange(T)[:, None]
     assert by(head + 0 * token) == "every token is rotated by the number of the head instead of its position"
     assert by(token + 3 * (head == 2)) == "head 2 alone is rotated by other positions: position 0 as 3"
+
+
+@settings(max_examples=6)
+@given(st.integers(2, 4), st.floats(0.2, 0.8))
+def test_two_angles_of_a_pair_are_told(step, factor):
+    own, i = WIDE.rope_frequency.astype(np.float64), np.arange(8)
+    first, second = rotated(i, i + 8, own[i // step]).reshape(T, -1, 24), rotated(i, i + 8, factor * own).reshape(T, -1, 24)
+    both = np.where(np.arange(24) < 8, first, second).reshape(T, -1)
+    said = read_off(WIDE, IDS["llama"], WIDE_POINTS, Key("Qcur_rope", 1), both)
+    assert said.startswith("the two numbers of a pair are turned by two angles: of the first ")
+    assert f" pair i has the frequency of i // {step}; of the second frequencies are {factor:.3g}"[:-1] in said
 
 
 # --- products and experts -----------------------------------------------------------------------------------------------------------------
@@ -382,13 +388,21 @@ def with_scales(change):
 
 
 @settings(max_examples=8)
+@given(st.sampled_from([2, 3, 4, 6]), st.integers(0, 5), st.integers(1, 119), st.sampled_from(["position", "element"]))
+def test_sums_over_a_part_of_the_inputs_are_told(count, which, by, what):
+    """The other rows' or, shifted by as many, the other tokens' sums over one of the parts."""
+    part = np.arange(96).reshape(count, -1)[which % count]
+    sums, by = P["ffn_norm"][:, part] @ MATRIX[:, part].T, by % T or 1
+    said = read("llama", "ffn_up", P["ffn_up"] - sums + np.roll(sums, by, axis=int(what == "element")))
+    assert said.startswith(f"sums over inputs {part[0]} to {part[-1]} alone are wrong: {what}s are shifted by")
+
+
+@settings(max_examples=8)
 @given(st.permutations(range(8)))
 def test_any_order_of_the_scales_of_blocks_is_told(order):
     assume(order != sorted(order))
-    assert (
-        with_scales(lambda scales: scales[:, order])
-        == f"Q8_0: scales of blocks of 32 weights of a row: {moves_in_words(np.array(order), 'block')}"
-    )
+    says = f"Q8_0: scales of blocks of 32 weights of a row: {moves_in_words(np.array(order), 'block')}"
+    assert with_scales(lambda scales: scales[:, order]) == says
 
 
 def test_scales_of_blocks_that_are_stuck_or_of_other_rows_are_told():
@@ -487,8 +501,6 @@ def test_reciprocals_and_roots_are_told():
 
 
 UP, NORM = P["ffn_up"], P["ffn_norm"]
-LINEAR = LLAMA.layers[LAYER].ffn_up
-MATRIX = rows_of(LINEAR.weights, np.arange(120))
 GROUPS = np.arange(96) // 32
 
 
@@ -584,10 +596,8 @@ def test_any_run_that_a_sum_of_squares_leaves_out_is_told(ends, is_twice):
     some = np.where((np.arange(96) >= first) & (np.arange(96) < end), 2.0 * is_twice, 1)
     root = np.sqrt((np.square(X) * some).mean(axis=1, keepdims=True) + C.eps)
     said = read("llama", "ffn_norm", X / root * LLAMA.layers[LAYER].ffn_norm)
-    assert (
-        said
-        == f"the mean square: elements {first} to {end - 1} are {'counted twice' if is_twice else 'left out'}; all other steps are right"
-    )
+    how = "counted twice" if is_twice else "left out"
+    assert said == f"the mean square: elements {first} to {end - 1} are {how}; all other steps are right"
 
 
 def test_a_mean_of_fewer_squares_is_told():
@@ -650,12 +660,10 @@ def test_positions_that_are_rounded_or_too_large_are_told():
 
 @pytest.mark.parametrize("first", [0, 7])
 def test_the_other_factors_of_frequencies_are_told(first):
-    factors = LongRope(64, (1.0, 1.02, 1.05, 1.1, 1.2, 1.3), (1.1, 1.6, 2.5, 4.0, 6.5, 11.0))
-    model = random_model(
-        6, family="phi3", rope_width=12, longrope=factors, n_layers=1, width=64, heads=4, kv_heads=2, head_dim=16, context=64
-    )
+    both = LongRope(64, (1.0, 1.02, 1.05, 1.1, 1.2, 1.3), (1.1, 1.6, 2.5, 4.0, 6.5, 11.0))
+    model = random_model(6, family="phi3", rope_width=12, longrope=both, n_layers=1, width=64, heads=4, kv_heads=2, head_dim=16, context=64)
     x, token = np.random.default_rng(0).standard_normal((40, 64)), np.arange(40)[:, None]
-    long = np.where(token < first, model.rope_frequency, model.rope_frequency * np.array(factors.short) / np.array(factors.long))
+    long = np.where(token < first, model.rope_frequency, model.rope_frequency * np.array(both.short) / np.array(both.long))
     turned = spec.rotate(x.reshape(40, 4, 16), token * long, model.config.rope).reshape(40, 64)
     said = read_off(model, token.ravel(), {Key("Qcur", 0): x}, Key("Qcur_rope", 0), turned)
     assert said == f"{f'from position {first} on ' * (first > 0)}frequencies are those of the long factors"
@@ -669,9 +677,21 @@ def test_ranks_of_experts_that_are_chosen_are_told(ranks, positions):
     theirs = order[:, :2].copy()
     theirs[rows] = order[rows][:, chosen]
     said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_topk", 0), theirs)
-    assert said.startswith(
-        f"experts {chosen[0] + 1}, {chosen[1] + 1} in the order of their logits are chosen instead of 1 to 2, at position"
-    )
+    assert said.startswith(f"experts {chosen[0] + 1}, {chosen[1] + 1} in the order of their logits are chosen instead of 1 to 2, ")
+
+
+YARN = random_model(6, family="qwen3", n_layers=1, width=64, heads=4, kv_heads=2, head_dim=64, yarn=Yarn(8.0, 4096))
+
+
+@settings(max_examples=8)
+@given(st.floats(2, 30), st.floats(0, 1))
+def test_a_blend_of_frequencies_that_is_turned_round_is_told(factor, power):
+    part = np.linspace(1, 0, 32) ** (1 + power)  # of the pairs' own frequencies
+    own, x = 1e4 ** (-np.arange(32) / 32), np.random.default_rng(0).standard_normal((60, 256))
+    model = replace(YARN, rope_frequency=np.float32(own * (part + (1 - part) / factor)))
+    turned = spec.rotate(x.reshape(60, 4, 64), np.multiply.outer(np.arange(60), own * (1 - part + part / factor)), "halves")
+    said = read_off(model, np.arange(60), {Key("Qcur_normed", 0): x}, Key("Qcur_rope", 0), turned.reshape(60, 256))
+    assert said == "kept and slowed frequencies are mixed the wrong way round: pairs that should keep theirs are slowed"
 
 
 @pytest.mark.parametrize("family", EVERY)

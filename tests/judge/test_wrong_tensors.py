@@ -36,7 +36,7 @@ from bitnet_np.judge.dump import judge_trace
 from bitnet_np.judge.law.functions import pairs
 from bitnet_np.judge.law.graph import operations
 from bitnet_np.judge.law.precision import FLOAT32
-from bitnet_np.judge.law.products import rows_of
+from bitnet_np.judge.law.products import linear_of, rows_of
 from bitnet_np.judge.law.roundings import to_bfloat16, to_digits
 from bitnet_np.judge.readings import elements
 from bitnet_np.judge.readings.wrong import Wrong
@@ -224,18 +224,15 @@ IN_TURN = np.arange(C.heads) % C.kv_heads
 SCORE_SCALE = C.head_dim**-0.5
 SLOTS = np.where(np.arange(T) > 11, 3, 0)[:, None]  # keys of zeros have scores of 0, take their part and give nothing
 ATTENTION = {
-    "keys and values of layer 0 are read: the cache of another layer": by_weights(
-        softmax(scores_of(k=heads("Kcur_rope", 0))), heads("Vcur", 0)
-    ),
+    "keys and values of layer 0 are read: the cache of another": by_weights(softmax(scores_of(k=heads("Kcur_rope", 0))), heads("Vcur", 0)),
     "values of layer 0 are read: the cache of another layer": by_weights(RIGHT, heads("Vcur", 0)),
     "the first 5 tokens are seen by all, as a prefix is": by_weights(softmax(scores_of(), (QUERY >= KEY) | (KEY < 5))),
     f"tokens from position {BEGIN} on see each other's future: a later chunk is not masked inside": by_weights(
         softmax(scores_of(), (QUERY >= KEY) | (QUERY >= BEGIN))
     ),
+    "the mask comes after the softmax: weights of what is seen": by_weights(np.where(QUERY >= KEY, spec.softmax(scores_of()), 0)),
     "exp2 instead of exp": by_weights(softmax(np.log(2) * scores_of())),
-    "attention's weights add up to 0.{} to 0.{} instead of 1, and are right but for that: the softmax's sum is wrong": by_weights(
-        RIGHT / FACTORS
-    ),
+    "attention's weights add up to 0.{} to 0.{} instead of 1, and are right but for that: the softmax's sum": by_weights(RIGHT / FACTORS),
     "attention's weights add up to 1{} instead of 1, and are right but for that": by_weights(RIGHT * FACTORS),
     "scores of heads 1, 3 of 4 are multiplied by 2, 3": by_weights(SHARP / SHARP.sum(axis=-1, keepdims=True)),
     "values, or sums of them, are rounded: a part of": by_weights(RIGHT, np.rint(heads("Vcur") * 150) / 150),
@@ -528,6 +525,17 @@ def test_token_that_is_read_is_told_though_values_depend_on_each_other():
     assert said == "position 9 is read by position 5, which must not see it: the mask"
 
 
+@pytest.mark.parametrize("name", ["Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up"])
+def test_a_mistake_in_what_one_operation_alone_reads_is_named(name):
+    """As of a kernel that norms its input by itself: the norm in the dump is right."""
+    norm, x = ("attn_norm", POINTS["llama"][Key("l_out", 0)].astype(np.float64)) if "cur" in name else ("ffn_norm", X)
+    linear = linear_of(LLAMA, key_of(name))
+    read = normed(x, getattr(LLAMA.layers[LAYER], norm), root=x - x.mean(axis=1, keepdims=True))
+    wrong = read @ rows_of(linear.weights, np.arange(linear.shape[0])).T + linear.bias
+    said = f"it reads other numbers than the dump has: at {norm}: the variance instead of the mean square"
+    assert judged("llama", name, wrong) == said
+
+
 # --- experts --------------------------------------------------------------------------------------------------------------------------
 
 MIXED, MIXED_IDS, MIXED_POINTS = family_dump("qwen3moe")
@@ -571,6 +579,18 @@ def test_products_of_other_experts_and_of_other_tokens_are_named(slots, says):
             wrong[t, place] = every[expert][other]
 
     assert mixture("ffn_moe_up", exchanged).startswith(f"products of others: position {says}")
+
+
+@pytest.mark.parametrize("other", range(EXPERTS))
+def test_weights_of_the_other_matrix_of_any_expert_are_named(other):
+    products = MIXED_POINTS[Key("ffn_norm", 1)].astype(np.float64) @ MIXED.layers[1].experts[other].ffn_gate.weights.T
+
+    def read_instead(wrong):
+        for t, place in np.argwhere(CHOSEN == FIRST):
+            wrong[t, place] = products[t]
+
+    said = f"weights of other experts are used: expert {FIRST} has those of ffn_gate of expert {other}"
+    assert mixture("ffn_moe_up", read_instead) == said
 
 
 def test_two_numbers_are_written_with_digits_that_differ():

@@ -51,6 +51,7 @@ def _zero_points(form: Format) -> Formats:
 def _other_factors(form: Format) -> Formats:
     """Yields the formats whose scales and minimums are other fields."""
     scale, minimum = form.scale, form.minimum
+    yield "codes are not multiplied by scales", replace(form, scale=Factor(scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone

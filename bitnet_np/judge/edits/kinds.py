@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...model.families import NORMS
-from ...model.records import Linear, Model, Ternary, with_rope_of
+from ...model.records import Linear, Ternary, with_rope_of
 from ...traces.points import FIELDS, HEADS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
 from ..law.expression import Array, Matrix, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
 from ..law.formats import TYPES, format_of
 from ..law.formats import rounded as narrowed
-from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, OF_EXPERTS, TOKENS, Operation, before_rotation, layer_input, operations
+from ..law.graph import EMBEDDING, HEAD_NORMS, NORM, OF_EXPERTS, TOKENS, Operation, layer_input, operations
 from ..law.precision import NARROW_FLOATS
 from . import caches, quantisers, weights
 
@@ -160,6 +160,16 @@ def moved(place: Operation, node: Node, readers: list[Node]) -> Edits:
         yield f"the mask comes before {step.noun if step.kind == 'curve' else _done(step)}", early
 
 
+def displaced(place: Operation, tree: Node) -> Edits:
+    """A number of the model that another step is multiplied with, or divided by, than should be."""
+    for node, _ in nodes(tree):
+        if node.kind in ("product", "quotient") and node.inputs[1].is_number and tensors(node):
+            without = replaced(tree, node, node.inputs[0])
+            for step in (step for step, _ in nodes(without) if step is not node.inputs[0] and tensors(step)):
+                words = f"{_is(node.inputs[1].noun)} applied to {step.noun} instead of {node.inputs[0].noun}"
+                yield words, replaced(without, step, node.over(step, node.inputs[1]))
+
+
 @_of_nodes
 def other_function(place: Operation, node: Node, readers: list[Node]) -> Edits:
     """Another function of the same table."""
@@ -248,20 +258,12 @@ def exchanged(place: Operation, tree: Node) -> Edits:
         for words, split in _SPLITS.items():
             parts = {leaf: Node("opaque", both, leaf.noun, partial(split, i)) for i, leaf in enumerate(both)}
             yield f"gate and up are {words}", with_nodes(tree, parts)
-    raw = {node: tensor(_unturned(place.model, node.what)) for node in leaves if node.what.name in ROPE}
     own = {node: node.what.name for node in leaves if node.what.name.startswith(("Qcur", "Kcur"))}
     if place.key.name == "kqv_out" and len(own) == 2 and not place.config.rotates(place.key.layer):  # type: ignore[arg-type]
         turned = {node: rotation(replace(place, key=Key(f"{name[0]}cur_rope", place.key.layer)), node) for node, name in own.items()}
         yield "queries and keys are rotated, as in other layers", with_nodes(tree, turned)
-    if len(raw) == 2:
-        yield "queries and keys are not rotated", with_nodes(tree, raw), "attention.unrotated"
+    if {*ROPE} <= {node.what.name for node in leaves}:
         yield from (("values are rotated, as keys are", replaced(tree, v, rotation(place, v))) for v in leaves if v.what.name == "Vcur")
-
-
-def _unturned(model: Model, key: Key) -> Key:
-    """The tensor of queries or keys before their rotation."""
-    assert key.layer is not None
-    return Key(before_rotation(model.layers[key.layer], key.name.removesuffix("_rope")), key.layer)
 
 
 _SWAPPED = {"kqv_out": "attention.keys_values_swapped", **dict.fromkeys(("ffn_out", "ffn_moe_swiglu"), "activation.swapped")}
@@ -303,16 +305,16 @@ def _is_vector(node: Node) -> bool:
 
 
 def _beside(place: Operation, other: Key) -> Iterator[Key]:
-    """Yields the tensors of the same width that an engine has at hand: those around the layers, of its layer and of the one before."""
+    """Yields the tensors of the same width that an engine has at hand, as they do not follow from it: those around the layers, of its layer
+    and of the one before."""
     c, layer = place.config, place.key.layer
     widths = {"T D": c.width, "T HK": c.heads * c.head_dim, "T GK": c.kv_heads * c.head_dim, "T F": c.ffn}
-    width = widths.get(_AXES.get(other.name, ""))
-    for operation in operations(place.model, place.dialect):
+    width, following = widths.get(_AXES.get(other.name, "")), {place.key}
+    for operation in operations(place.model, place.dialect) if width else ():
         key = operation.key
-        if key == place.key or width is None:
-            return
-        is_near = layer is None or key.layer in (None, layer, layer - 1)
-        if is_near and key != other and widths.get(_AXES.get(key.name, "")) == width:
+        if following.intersection((key, *operation.inputs)):
+            following.add(key)
+        elif (layer is None or key.layer in (None, layer, layer - 1)) and key != other and widths.get(_AXES.get(key.name, "")) == width:
             yield key
 
 
@@ -727,7 +729,7 @@ _NOT_ROUNDED = ("linears", "heads", "joined", "mask", "rounded", "positions", "g
 # --- numbers that are sought --------------------------------------------------------------------------------------------------------------
 
 _RELATIVE = (*np.geomspace(0.01, 0.9, 6), *np.geomspace(1.1, 100, 6))
-_SHIFTS = (*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5))
+_SHIFTS = (*np.geomspace(-10, -0.01, 5), 0.0, *np.geomspace(0.01, 10, 5))
 _LIMITS = (*np.geomspace(0.01, 100, 10), 448.0, 57344.0, 65504.0)
 """Limits, with the largest numbers of fp8 and float16 among them."""
 _CODES = (7.0, 8.0, 15.0, 31.0, 63.0, 64.0, 126.0, 127.0, 127.5, 128.0, 254.0, 255.0, 256.0, 511.0, 32767.0)
@@ -754,6 +756,10 @@ def numbers(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]
             return with_nodes(node, {gate: _step("clipped above", gate, limit), up: _step("clipped", up, limit)})
 
         yield Edit(f"{gate.noun} above {{number}} is clipped to it, and {up.noun} beyond it", clamped, grid=_LIMITS)
+    if node.kind == "mask":
+        yield Edit("masked scores are {number} instead of minus infinity", partial(_step, "finite", node), grid=_SHIFTS)
+    if node.kind == "exponential":
+        yield Edit(f"{node.noun} are {{number}} at least", partial(_step, "at least", node), grid=tuple(np.geomspace(1e-6, 1, 7)))
     if node.kind == "activation":
 
         def swish(number: Node) -> Node:
@@ -778,7 +784,7 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
 
 
 _IN_ORDER: tuple[Kind, ...] = (
-    *(steps, other_function, whole, routers, centred, moved, exchanged, usual_numbers, overrun, turns, other_operand),
+    *(steps, other_function, whole, routers, centred, moved, displaced, exchanged, usual_numbers, overrun, turns, other_operand),
     *(masks, caches.cached, groups, positions, order, starts),
     *(
         other_weight,

@@ -263,6 +263,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: a / b,
     "power": lambda a, b: a**b,
     "at least": np.maximum,
+    "finite": lambda x, number: np.where(np.isfinite(x), x, number),
     "matmul": lambda x, matrix: x @ matrix.T,
     "opaque": lambda *inputs, what: what(*inputs),
     "linears": lambda what: what,

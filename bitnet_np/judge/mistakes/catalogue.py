@@ -104,7 +104,6 @@ _ANYWHERE = {
     "attention.mask": "masks",
     "attention.groups": "groups: *",
     "attention.transposed": "order",
-    "attention.unrotated": "exchanged",
     "attention.keys_values_swapped": "exchanged",
     "attention.last_only": "masks",
     "layers.skipped": "whole",

@@ -33,11 +33,6 @@ class Mistake:
     shared: bool = False
     local: bool = False
 
-    @property
-    def is_of_engines(self) -> bool:
-        """Whether whole engines are tried with it."""
-        return self.fault and (self.engine is not None or self.likely)
-
     def at_operation(self, site: Operation) -> Iterator[Hypothesis]:
         """Yields it in an operation that can make it, with each of its numbers."""
         if not self.edit and self.engine is not None:

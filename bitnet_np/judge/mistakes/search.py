@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...base.errors import listed
 from ...base.progress import Progress, silent
 from ...traces.points import Key
-from ..evidence import nearest_number
+from ..evidence import LITTLE, nearest_number
 from ..hypothesis import Compute, Hypothesis
 from ..law.expected import TINY
 from ..law.expression import Array
@@ -38,7 +38,6 @@ _WORTH = 0.5  # of the error, left after the first steps between two numbers of 
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
-_NEARLY = 1e-3  # of the error: what another mistake leaves by chance is far more
 _LESS = 0.999  # of what another mistake leaves
 _FORMATS = tuple(mistake for mistake in (*CATALOGUE, *HIDDEN) if not mistake.fault or mistake.id == "edit.fewer_bits")
 """Roundings to fewer bits, of weights too, which are no mistake where all tensors show them."""
@@ -69,6 +68,7 @@ class Case(ABC):
     parts: Sequence[Part] = ()  # that hold all wrong numbers
     nearest: Hypothesis | None = None  # what leaves least, be it more than roundings leave
     tried: set[str] = field(default_factory=set)  # texts of known mistakes: what edits the same is not tried again
+    refused: frozenset[Key] = frozenset()  # operations of the span in which no mistake alone explains it
 
     @abstractmethod
     def made(self, hypothesis: Hypothesis) -> NDArray | None:
@@ -89,11 +89,6 @@ class Case(ABC):
     def of_one(self, key: Key, compute: Compute) -> tuple[NDArray, NDArray] | None:
         """One tensor with a mistake in its operation, and the right one; None if that cannot be known."""
         return None
-
-    def fitted(self) -> Iterator[tuple[Hypothesis, Array, Explanation]]:
-        """Yields each mistake that any operation can make, its result, and what that leaves."""
-        for hypothesis, array in fitted(self.theirs.astype(np.float64), self.value.astype(np.float64)):
-            yield hypothesis, array, self.explained(array, hypothesis)
 
     def is_at_level(self, hypothesis: Hypothesis) -> bool:
         """Whether a type of fewer bits makes about as much noise as there is, by the first operation that has it."""
@@ -140,6 +135,10 @@ class Case(ABC):
     def within(self, part: Part) -> "Case":
         """The case of one of `parts` alone."""
         raise NotImplementedError
+
+    def with_operations_before(self) -> "Case | None":
+        """The case of the operation with those that give its inputs, as if these were not known; None if that cannot be told."""
+        return None
 
 
 def _is_of_rows(cause: Hypothesis) -> bool:
@@ -219,7 +218,8 @@ class Search:
         fits = self._fits(case, candidates, case.exact, keep=True)
         with np.errstate(all="ignore"):
             if case.fit and (not fits or _alike(fits)[0].left > case.noise):
-                fits += [replace(one, left=found.left) for one, _, found in case.fitted() if found.fits]
+                found = ((one, case.explained(array, one)) for one, array in fitted(case.theirs, case.value))
+                fits += [replace(one, left=left) for one, (left, is_fit) in found if is_fit]
         if not fits:
             return None
         cause = _alike(fits)[0]
@@ -238,7 +238,12 @@ class Search:
             if self.has_ended():
                 return case.facts()
             cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
-            return (self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
+            return (self._before(case) or self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
+
+    def _before(self, case: Case) -> Hypothesis | None:
+        """The hidden mistake in what this operation alone reads: what the dump has of that is right."""
+        cause = self.hidden(earlier) if (earlier := case.with_operations_before()) else None
+        return cause and cause.at("it reads other numbers than the dump has: ")
 
     def hidden(self, case: Case, numbered: bool = False) -> Hypothesis | None:
         """The hidden mistake that leaves least; what explained a tensor before is tried first. numbered: only those with a number."""
@@ -293,11 +298,11 @@ class Search:
             cause = _best(self._fits(case, list(narrowed(case.span, closest))))
             if cause is not None:
                 return cause
-        whole = [(replace(one, left=found.left), array) for one, array, found in case.fitted()]
+        whole = [(replace(one, left=case.explained(array, one).left), array) for one, array in fitted(case.theirs, case.value)]
         if closest is not None and (array := case.made(closest)) is not None:
             whole.append((closest, array))
         near, array = min(whole, key=lambda pair: pair[0].left)
-        if near.left <= _NEARLY * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
+        if near.left <= LITTLE * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
             return replace(near, text=f"{near.text}; what is left of the error, NMSE {near.left:.2g}, is no more than fewer bits leave")
         cause = _best(self._fits(case, list(cached_and_rounded(case.span))))
         self._types.update(cause.text.split(AND) if cause is not None else ())
@@ -310,8 +315,9 @@ class Search:
         return [*[left_out] * bool(self.left_out), *[self.ended] * bool(self.ended)]
 
 
-def fitted(theirs: Array, value: Array) -> Iterator[tuple[Hypothesis, Array]]:
+def fitted(theirs: NDArray, value: NDArray) -> Iterator[tuple[Hypothesis, Array]]:
     """Yields each mistake that any operation can make, with its result [T, width], its number fitted to theirs where it has one."""
+    theirs, value = theirs.astype(np.float64), value.astype(np.float64)
     square = max(float((value * value).sum()), 1e-300)
     yield Hypothesis("the sign is flipped", "any.sign"), -value
     ratio = float((theirs * value).sum()) / square
@@ -334,7 +340,8 @@ def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
         steps = max(later[key] for key in one.computes) if one.grid else 0
         return order[one.id] + (0 if one.everywhere else _SINGLE), not one.everywhere, steps
 
-    new = (one for one in hypotheses(case.span, case.single, HIDDEN, stop) if one.text not in case.tried)
+    possible = hypotheses(case.span, case.single, HIDDEN, stop)
+    new = (one for one in possible if one.text not in case.tried and not case.refused.issuperset(one.computes))
     return sorted(new, key=likely)
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ..evidence import SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
+from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
 from ..words import FEW, instead, least_to_largest, places_of, plain, runs
@@ -16,23 +16,15 @@ from .wrong import ROWS, Wrong
 
 Seen = NDArray[np.bool_]
 
-_LEAST_WEIGHT = 1e-2  # that is read
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
-_FINE = 1e-4  # the same of weights: less is as other sums leave it
-_CERTAIN = 1e-3  # a weight whose logarithm is known
 _APART, _GAP = 1e-3, 1e-5  # of the largest number: what is between the two is neither there nor not
 _CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
 _WORK = 1 << 28  # multiply-adds of all heads that are tried
-_LEFT = 1e-4  # of the squares of logarithms
 _CLEAR = 6  # times what roundings make of a number
 _FEW_FOREIGN = 2  # values: later ones that are read are more, where there is no mask
 _PARALLEL = 0.1  # of a value: what is left of one that is read
 _KNOTS = 33  # between which a function is a line
-_MOST = 40  # positions whose weights are solved for
-_UNREPEATED = 6  # the same, where later tokens repeat earlier ones
-
-
-AS_SLOTS = "as by empty slots whose keys and values are 0"
+_MOST, _UNREPEATED = 40, 6  # positions whose weights are solved for; the same, where later tokens repeat earlier ones
 
 
 class Attention(NamedTuple):
@@ -227,7 +219,7 @@ class _Solved(NamedTuple):
             if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(attended.wrong.value, sums), attended.wrong.noise):
                 break
         is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
-        ahead = (np.abs(weights) > _LEAST_WEIGHT + _CLEAR * spread).any(axis=0) & ~seen
+        ahead = (np.abs(weights) > NEAR + _CLEAR * spread).any(axis=0) & ~seen
         return cls(weights, spread, right, distinct, is_known, ahead)
 
 
@@ -245,7 +237,7 @@ def wrong_weights(wrong: Wrong) -> str | None:
         attended = attention(wrong, int(repeated[0]))
         solved = _Solved.of(attended)
     is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(attended.values)
-    if not is_told or (np.abs(solved.weights - solved.right) < _FINE + _CLEAR * solved.spread).all():
+    if not is_told or (np.abs(solved.weights - solved.right) < SAME + _CLEAR * solved.spread).all():
         return None
     if not explains(attended.outputs(solved.weights), attended.wrong.theirs, attended.wrong.value, wrong.noise):
         return None
@@ -280,15 +272,11 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
         return None
     e = np.exp(attended.scores)
     seen = np.where(attended.visible, e, 0).sum(axis=-1)  # [H, T]
-    if (np.abs(factor * e.sum(axis=-1) / seen - 1) < SAME_LOGARITHMS + sure / factor).all():
-        return "the softmax is of all keys, and the mask comes after it: weights of what a token sees do not add up to 1"
     more = seen * (1 / factor - 1)  # [H, T], what stands in the sum beside the keys
     each = np.median(more, axis=1)
     right = seen / (seen + each[:, None])
     is_one = np.abs(factor - right) < 20 * SAME_LOGARITHMS * right * (1 - right) + sure
     if (each > 0).all() and is_one.all() and more.shape[1] > SPARE:
-        if (count := np.rint(each[0])) and (np.abs(each - count) < 20 * SAME_LOGARITHMS * count).all():
-            return f"{count:.0f} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}"
         logits = [f"{x:.4g}" for x in np.round(np.log(each), 5) + 0.0]
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     if (np.ptp(factor, axis=1) < SAME_LOGARITHMS + 2 * sure.max()).all():
@@ -301,7 +289,7 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
 def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     """What scores have in common with the right ones, by the logarithms of weights, whose rows they are known of but for a constant."""
     weights = solved.weights
-    usable = attended.visible & (weights > _CERTAIN + 2 * _CLEAR * solved.spread) & (solved.right > _CERTAIN**2)
+    usable = attended.visible & (weights > LITTLE + 2 * _CLEAR * solved.spread) & (solved.right > LITTLE**2)
     precision = np.where(usable, 1 / np.maximum(solved.spread / np.abs(weights), 1e-6), 0)  # of each logarithm
     square = precision**2
     heads, t = weights.shape[:2]
@@ -318,7 +306,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     def is_left(left: float, unknowns: int) -> bool:
         spare = int(usable.sum()) - unknowns - heads * t
         enough = usable.sum() > SPARE * unknowns + 8 and spare > unknowns
-        return bool(enough and left <= max(_LEFT * before, min(4 * usable.sum(), 0.01 * before)))
+        return bool(enough and left <= max(SAME * before, min(4 * usable.sum(), 0.01 * before)))
 
     def fitted(features: Array, target: Array) -> Array | None:
         """The factors [F] of features [F, H, T, T] that give the target, if they leave next to nothing of the error."""

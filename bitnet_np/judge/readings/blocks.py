@@ -9,7 +9,7 @@ import numpy as np
 from ...base.block_formats import FORMATS, RUN
 from ...model.records import Blocks
 from ..edits.blocks import orders
-from ..evidence import LEFT, SAME, SPARE, matched
+from ..evidence import LITTLE, NEAR, SAME, SPARE, matched
 from ..law.codes import Planes, scales_and_codes, wrong_codes
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, least_to_largest
@@ -19,9 +19,10 @@ from .wrong import Wrong
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
 _LARGE = 1 << 22  # weights: of a larger matrix wrong rows alone are compared
-_NUMBERS = 32  # of a product: in fewer two orders are found by chance
-_FEW = 16  # of them, and of positions, by which orders of bits are told
-_ALIKE = 1e-2  # relative: zero points that are one
+_NUMBERS, _FEW = (
+    32,
+    16,
+)  # of a product: in fewer two orders are found by chance; of them, and of positions, that tell orders of bits
 
 
 def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
@@ -29,8 +30,6 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
 
     needed: what the product should have given, [T, N].
     """
-    if node.kind != "matmul" or not node.inputs[1].is_matrix:
-        return None
     matrix, tokens, columns = wrong.steps[node.inputs[1]], wrong.wrong_rows, wrong.wrong_columns
     columns = columns[:: -(-columns.size // _ROWS)]
     x, y = wrong.steps[node.inputs[0]][tokens], needed[np.ix_(tokens, columns)]
@@ -73,7 +72,7 @@ def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, noise: float)
     else:
         bits = [words.format(f"{which} bits of codes") for which, words in (("low", low), ("upper", codes)) if words]
         said, theirs = f"bits are read in another order: {'; '.join(bits)}", whole.read(found[1][1], low=found[0][1])
-    most = min(LEFT * ((x @ whole.read().T - y) ** 2).sum(), matched(noise) * (y**2).sum())
+    most = min(LITTLE * ((x @ whole.read().T - y) ** 2).sum(), matched(noise) * (y**2).sum())
     return f"{table.type.name}: {said}" if ((x @ theirs.T - y) ** 2).sum() <= most else None
 
 
@@ -115,7 +114,7 @@ def _solved(x: Array, cut: _Cut, y: Array, noise: float) -> tuple[Array, Array] 
     added = np.broadcast_to(parts.sum(axis=2), sums.shape)
     least = np.einsum("ntb,nb->tn", added, cut.constants)
     right = np.einsum("ntb,nb->tn", sums, cut.factors)
-    most = min(LEFT * ((y - least - right) ** 2).sum(), matched(noise) * (y**2).sum())
+    most = min(LITTLE * ((y - least - right) ** 2).sum(), matched(noise) * (y**2).sum())
     equations = len(np.unique(x, axis=0))  # a token that comes twice has the same input in the first layer
     for design, target in ((sums, y - least), (added, y - right), (np.concatenate([sums, added], axis=2), y)):
         if equations < design.shape[2] + SPARE:
@@ -131,7 +130,7 @@ def _in_words(cut: _Cut, factors: Array, constants: Array) -> str:
     """What these factors and constants of blocks have in common with the right ones, in words."""
     size = np.where(cut.factors == 0, np.abs(cut.factors).mean(), cut.factors)
     added, texts = np.abs((constants - cut.constants) / size), []
-    if cut.constants.any() and np.ptp(added) > _ALIKE * added.max():
+    if cut.constants.any() and np.ptp(added) > NEAR * added.max():
         texts.append(f"minimums {cut.of_blocks}: {_how(cut.constants, constants)}")
     elif added.any():
         which = f"each block of {cut.codes.shape[2]}, {least_to_largest(added)} times its factor"

@@ -11,21 +11,17 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evidence import SAME_LOGARITHMS, WHOLE, explains, rough
+from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, explains, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
 from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
-from .attention import AS_SLOTS, Attention, Seen, attention
+from .attention import Attention, Seen, attention
 from .wrong import Wrong
 
 Counts = NDArray[np.int64]
 
-_UNIQUE = 20  # times the least singular value: a null vector that is not alone says nothing
-_LEAST_PART = 1e-2  # of the count of the cell that is read most often: what is less is not read
-_LEAST_WEIGHT = 1e-4  # a cell that counts less cannot be told
-_CONDITION = 1e6  # of the equations of what cells hold
+_UNIQUE, _CONDITION = 20, 1e6  # times the least singular value: a null vector that is not alone says nothing; and of what cells hold
 _OUTPUTS = 2  # for each unknown
-_COUNTS = 0.05  # the weight of a part: one that is less tells nothing
 
 
 def cells(wrong: Wrong) -> str | None:
@@ -39,7 +35,7 @@ def cells(wrong: Wrong) -> str | None:
     values = np.append(attended.values, np.zeros((1, *attended.values.shape[1:])), axis=0)
     visible, theirs = np.append(attended.visible, np.zeros((t, 1), bool), axis=1), attended.theirs
     counts, known = visible.astype(np.int64), np.ones_like(visible)  # of tokens that are right too
-    least = max(_LEAST_WEIGHT, 64 * rough(wrong.noise))
+    least = max(SAME, 64 * rough(wrong.noise))
     for i in tokens:
         for n in (t, t + 1):  # the empty cell is one unknown more
             solved = _solve(weights[off, i, :n], values[:n, off], theirs[i, off], visible[i, :n], least)
@@ -53,7 +49,7 @@ def cells(wrong: Wrong) -> str | None:
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
     if empties.all() and np.ptp(empties) == 0:
-        texts.append(f"{empties[0]} is added to the sum of exponentials that the softmax divides by, {AS_SLOTS}")
+        texts.append(f"{empties[0]} is added to the softmax's sum of exponentials, as by empty slots whose keys and values are 0")
     elif empties.any():
         slots = "empty slots, whose keys and values are 0, are read by"
         texts.append(f"{slots} {runs('position', np.flatnonzero(empties))}, up to {empties.max()} of them")
@@ -79,7 +75,7 @@ def _solve(weights: Array, values: Array, output: Array, visible: Seen, least: f
     if sizes.size > 1 and sizes[-2] < _UNIQUE * sizes[-1]:
         return None
     solved = vectors[-1]
-    read = solved[np.abs(solved) > _LEAST_PART * np.abs(solved).max()]
+    read = solved[np.abs(solved) > NEAR * np.abs(solved).max()]
     units = (np.median(read), read[np.abs(read).argmin()])  # most cells are read once, or one is
     solved = min((solved / once for once in units), key=lambda x: float(np.abs(x - np.rint(x)).max()))
     whole = np.rint(solved)
@@ -256,7 +252,7 @@ def joined_parts(wrong: Wrong) -> str | None:
         if explains(mixed.reshape(attended.wrong.theirs.shape), attended.wrong.theirs, attended.wrong.value, wrong.noise):
             right = np.exp(largest - largest.max(axis=2, keepdims=True)) * sums
             off = np.abs(weights - right / right.sum(axis=2, keepdims=True)).max()
-            if off < _COUNTS or np.abs(weights.sum(axis=2) - 1).max() > _COUNTS:
+            if off < WHOLE or np.abs(weights.sum(axis=2) - 1).max() > WHOLE:
                 return None  # values, or the sums of weights, are wrong, whatever parts there are
             law = _law_of_weights(*(x[..., 0] for x in (weights, largest, sums)))
             return f"the softmax is computed in parts of {size} keys, and these are joined by wrong weights{law}"
@@ -265,7 +261,7 @@ def joined_parts(wrong: Wrong) -> str | None:
 
 def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
     """What the weights [H, T, P] of parts have from their largest scores and their sums, in words, if that is all of them."""
-    known = (sums > 0) & (weights > _COUNTS)
+    known = (sums > 0) & (weights > WHOLE)
     known &= known.sum(axis=-1, keepdims=True) > 1
     mean = lambda x: np.where(known, x, 0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)  # noqa: E731
     target, *features = (

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..evidence import FEWEST
 from ..law.expression import Array
 from ..law.functions import REDUCTIONS
 from ..words import digits
@@ -11,7 +12,6 @@ from .structure import POWERS, Fit, Numbers, fitted, powered
 from .wrong import Wrong
 
 _OF_ROWS = ("mean square", "largest magnitude", "largest number", "mean", "sum")
-_FEW = 8  # numbers: a multiple of fewer is chance
 
 
 @np.errstate(all="ignore")
@@ -44,7 +44,7 @@ def _arrays(wrong: Wrong) -> Iterator[tuple[str, Array]]:
 def _recognised(numbers: Array, wrong: Wrong, near: float) -> tuple[str, Array] | None:
     """What some numbers are, in words, and as that gives them; None if they are found nowhere. near: relative."""
     flat = numbers.ravel()
-    if flat.size < _FEW or np.ptp(flat) <= 10 * near * np.abs(flat).max():
+    if flat.size < FEWEST or np.ptp(flat) <= 10 * near * np.abs(flat).max():
         return None
     for name, known in _arrays(wrong):
         for power, words in POWERS.items() if known.size == flat.size else ():

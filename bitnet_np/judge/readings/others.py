@@ -10,26 +10,21 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..evidence import matched, nearest, rough, sources
+from ..evidence import FEWEST, NEAR, SPARE, matched, nearest, rough, sources
 from ..law import formats
 from ..law.definition import NORM_WEIGHT, matrix_product
 from ..law.expression import tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
 from ..words import FEW, Indices, moves_in_words, runs, runs_and_verb
-from .wrong import Wrong
+from .wrong import ROWS, Wrong
 
-_FEW_ROWS = 4  # a source found for each column of fewer explains too much
-_NARROW = 8  # columns; the same for rows
-_NEAR = 1e-2  # of the largest number: a first look, before everything is compared
 _ROWS_AT_ONCE = 1 << 14
-_MOST = 64  # wrong rows that are looked for in a table
 _TOKENS = 16  # compared
-_LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
 
 
 def rows_of_others(wrong: Wrong) -> str | None:
     """The wrong positions that have the right numbers of another position, or of another tensor, where all others are right."""
-    is_narrow = wrong.theirs.shape[1] < _NARROW or len(wrong.theirs) < 2
+    is_narrow = wrong.theirs.shape[1] < FEWEST or len(wrong.theirs) < 2
     return None if is_narrow else _of_others(wrong, np.arange(len(wrong.theirs)), 0)
 
 
@@ -37,7 +32,7 @@ def columns_of_others(wrong: Wrong) -> str | None:
     """The wrong heads or elements that have the right numbers of another one at every wrong position, are 0, or are left of another tensor,
     where all others are right."""
     rows, text = wrong.wrong_rows, None
-    if rows.size >= _FEW_ROWS:
+    if rows.size >= SPARE:
         text = (_of_others(wrong, rows, wrong.head_dim) if wrong.head_dim > 1 else None) or _of_others(wrong, rows, 1)
     return f"at {runs('position', rows)}: {text}" if text and rows.size < len(wrong.theirs) else text
 
@@ -66,7 +61,7 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
         return None
     if off.any():
         every = np.append(value, np.zeros((1, value.shape[1])), axis=0)
-        found = sources(every, theirs[off], 2 * _NEAR * float(np.abs(value).max()))
+        found = sources(every, theirs[off], 2 * NEAR * float(np.abs(value).max()))
         if found is None:
             return None
         source[off], computed[off] = found, every[found]
@@ -83,7 +78,7 @@ def _of_others(wrong: Wrong, rows: Indices, size: int) -> str | None:
 
 def added_rows(wrong: Wrong) -> str | None:
     """The tensor whose rows are added to the result, or to the input of a norm, as by a buffer that was not cleared."""
-    rows, leaves = wrong.wrong_rows[:_MOST], tensors(wrong.operation.tree)
+    rows, leaves = wrong.wrong_rows[:ROWS], tensors(wrong.operation.tree)
     error = wrong.theirs[rows] - wrong.value[rows]
     normed, gain = wrong.step("the normed numbers"), wrong.step(NORM_WEIGHT)
     for where in ("the result", "its input"):
@@ -104,7 +99,7 @@ def added_rows(wrong: Wrong) -> str | None:
             if (
                 source.min() < 0
                 or source.max() >= len(other)
-                or (where == "the result" and away[np.arange(len(rows)), source].max() > _NEAR)
+                or (where == "the result" and away[np.arange(len(rows)), source].max() > NEAR)
             ):
                 continue
             more = np.zeros(wrong.theirs.shape)
@@ -136,7 +131,7 @@ def other_rows(wrong: Wrong) -> str | None:
     columns, operation, own = wrong.wrong_columns, wrong.operation, wrong.operation.linear
     tokens = np.unique(np.linspace(0, len(wrong.theirs) - 1, min(len(wrong.theirs), _TOKENS)).astype(int))
     x = wrong.inputs[0][tokens]
-    if not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < _LEAST_TOKENS:
+    if not x.any(axis=1).all() or np.linalg.matrix_rank(x, tol=1e-3 * np.linalg.norm(x, 2)) < SPARE:
         return None
     others = {name: getattr(operation.layer, name, None) for name in MATRICES}
     linears = {"": own} | {n: w for n, w in others.items() if w is not None and w is not own and w.shape[1] == own.shape[1]}
@@ -149,7 +144,7 @@ def other_rows(wrong: Wrong) -> str | None:
         if not with_bias:
             every = np.concatenate([y if bias is None else y - bias[:, None] for y, bias in zip(products, biases, strict=True)])
             theirs = theirs if own.bias is None else theirs - own.bias[columns, None]
-        found = sources(every / size, theirs / size, _NEAR * float(np.abs(theirs / size).max()))
+        found = sources(every / size, theirs / size, NEAR * float(np.abs(theirs / size).max()))
         if found is None or ((every[found] - theirs) ** 2).sum() > matched(wrong.noise) * (theirs**2).sum():
             continue
         row, name, every_row = rows[found], names[found], np.arange(own.shape[0])
@@ -166,7 +161,7 @@ def other_rows(wrong: Wrong) -> str | None:
 def tokens(wrong: Wrong) -> str | None:
     """The tokens whose rows of the embedding stand at wrong positions, if that explains all of these."""
     rows, table = wrong.wrong_rows, wrong.model.token_embd
-    if rows.size > _MOST:
+    if rows.size > ROWS:
         return None
     theirs, found, least = wrong.theirs[rows], np.zeros(rows.size, np.intp), np.full(rows.size, np.inf)
     for begin in range(0, table.shape[0], _ROWS_AT_ONCE):
@@ -208,35 +203,43 @@ def experts(wrong: Wrong) -> str | None:
     chosen = wrong.tensors[key].astype(np.intp)
     slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
-    guilty = np.unique(own)
-    if 4 * guilty.size <= wrong.model.config.experts and not np.isin(right, guilty).any():
-        return f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
-    return _products(wrong, slots, slots // chosen.shape[1], own) if wrong.key.name in OF_EXPERTS else None
+    guilty, is_whole = np.unique(own), not np.isin(right, own).any()
+    text = _products(wrong, slots, slots // chosen.shape[1], own, is_whole) if wrong.key.name in OF_EXPERTS else None
+    if text is None and is_whole and 4 * guilty.size <= wrong.model.config.experts:
+        text = f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
+    return text
 
 
-def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices) -> str | None:
-    """What is said of products in these slots, of these tokens and experts, that are another expert's, or of another token's input."""
-    layer = wrong.operation.layer
+def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices, is_whole: bool) -> str | None:
+    """What is said of products in these slots, of these tokens and experts, that are another matrix's, or of another token's input.
+    is_whole: whether the experts are wrong wherever they are taken."""
+    layer, field = wrong.operation.layer, OF_EXPERTS[wrong.key.name]
     assert layer is not None
-    linears = [getattr(expert, OF_EXPERTS[wrong.key.name]) for expert in layer.experts]
-    x = wrong.inputs[0]
-    if x.shape[1] != linears[0].shape[1]:  # each slot has an input of its own
+    every = [(name, e, getattr(expert, name)) for name in OF_EXPERTS.values() for e, expert in enumerate(layer.experts)]
+    shape, x = getattr(layer.experts[0], field).shape, wrong.inputs[0]
+    linears = sorted((one for one in every if one[2].shape == shape), key=lambda one: one[0] != field)  # the expert's number is the place
+    if x.shape[1] != shape[1]:  # each slot has an input of its own
         return None
-    computed = wrong.value.reshape(-1, linears[0].shape[0]).copy()
-    theirs, least, token, expert = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
-    for e, linear in enumerate(linears):
+    computed = wrong.value.reshape(-1, shape[0]).copy()
+    theirs, least, token, source = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
+    for i, (_, _, linear) in enumerate(linears):
         products = value_of(matrix_product(wrong.operation, tensor(TOKENS), linear), lambda key: x, len(x))
-        of, mine = tokens.copy(), own == e
+        of, mine = tokens.copy(), own == i
         of[mine] = nearest(products, theirs[mine])
         away = ((products[of] - theirs) ** 2).sum(axis=1)
         nearer = away < least
         least[nearer], computed[slots[nearer]] = away[nearer], products[of[nearer]]
-        token[nearer], expert[nearer] = of[nearer], e
+        token[nearer], source[nearer] = of[nearer], i
     if not wrong.accounts(computed.reshape(wrong.value.shape)):
         return None
+
+    names = [f"{'' if name == field else f'{name} of '}expert {e}" for name, e, _ in linears]
+    moves = sorted({(int(e), int(i)) for e, i in zip(own, source, strict=True)})
+    if is_whole and (token == tokens).all() and len(moves) == np.unique(own).size:
+        return f"weights of other experts are used: {listed([f'expert {e} has those of {names[i]}' for e, i in moves if e != i], FEW)}"
     texts = [
-        f"position {t} has that of expert {e} instead of {right}" if t == at else f"position {at} has that of position {t}"
-        for at, right, t, e in zip(tokens, own, token, expert, strict=True)
-        if (t, e) != (at, right)
+        f"position {t} has that of {names[i]} instead of {right}" if t == at else f"position {at} has that of position {t}"
+        for at, right, t, i in zip(tokens, own, token, source, strict=True)
+        if (t, i) != (at, right)
     ]
     return f"products of others: {listed(list(dict.fromkeys(texts)), FEW)}" if texts else None

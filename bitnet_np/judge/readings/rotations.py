@@ -5,18 +5,13 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..equivalence import complex_pairs
-from ..evidence import matched, rough
+from ..evidence import FEWEST, LITTLE, SAME, matched, rough
 from ..law import formats
 from ..law.expression import Array
 from ..law.functions import pairs
 from ..words import FEW, Indices, moves_in_words, plain, runs
 from .wrong import ROWS, Wrong
 
-_STILL = 1e-4  # of the largest number: what changes by less is not rotated
-_FITTED = 8  # numbers of an element that tell its partner
-_TAKEN = 1e-4  # of the square of a change
-_SAME = 1e-3  # relative: two frequencies that are one
-_EXACT = 1e-4  # the same of a width, which is a whole number
 _CLEAR = 3  # times what roundings make of an angle
 _BEFORE = 64  # positions before the first, and behind twice the length, that are tried
 
@@ -39,18 +34,37 @@ def rotation(wrong: Wrong) -> str | None:
     return f"{f'from position {first} on ' * (first > 0)}{text}" if text else None
 
 
+def other_turns(wrong: Wrong) -> str | None:
+    """The frequencies that the two numbers of a pair are turned by, where these are not the same: solved for over all heads."""
+    c, tokens = wrong.model.config, np.arange(min(ROWS, len(wrong.theirs)))
+    before, after = (complex_pairs(c, x[tokens]) for x in (wrong.inputs[0], wrong.theirs))
+    laws, left = [], 0.0
+    for first in (1, -1j):  # what makes each number of a pair the first one
+        z, y = first * before, (first * after).real  # [T, H, J]
+        turn = np.linalg.pinv(np.stack([z.real, -z.imag], axis=-1).swapaxes(1, 2)) @ y.swapaxes(1, 2)[..., None]  # [T, J, 2, 1]
+        frequency = _frequencies(turn[..., 0, 0] + 1j * turn[..., 1, 0])
+        if frequency is None:
+            return None
+        turned = c.rope_magnitude * z * np.exp(1j * np.multiply.outer(tokens, frequency))[:, None]
+        left += float(((turned.real - y) ** 2).sum())
+        laws.append(_law(wrong, frequency, wrong.model.rope_frequency.astype(np.float64)) or "frequencies are right")
+    if left > matched(wrong.noise) * (np.abs(after) ** 2).sum() or laws[0] == laws[1]:
+        return None
+    return f"the two numbers of a pair are turned by two angles: of the first {laws[0]}; of the second {laws[1]}"
+
+
 def other_pairs(wrong: Wrong) -> str | None:
     """The pairs of elements that are rotated together, where they are not the model's: what one loses of its square the other has."""
     c, tokens = wrong.model.config, np.arange(min(ROWS, len(wrong.theirs)))
     before, after = (x[tokens].reshape(len(tokens), -1, c.head_dim) for x in (wrong.inputs[0], wrong.theirs))
-    touched = (np.abs(after - c.rope_magnitude * before) > _STILL * np.abs(before).max()).any(axis=(0, 1))
+    touched = (np.abs(after - c.rope_magnitude * before) > SAME * np.abs(before).max()).any(axis=(0, 1))
     change = (after**2 - (c.rope_magnitude * before) ** 2).reshape(-1, c.head_dim).T[touched]
-    if touched.sum() < 2 or touched.sum() % 2 or change.shape[1] < _FITTED:
+    if touched.sum() < 2 or touched.sum() % 2 or change.shape[1] < FEWEST:
         return None
     left = ((change[:, None] + change) ** 2).sum(axis=2)
     np.fill_diagonal(left, np.inf)
     other, elements = left.argmin(axis=1), np.flatnonzero(touched)
-    if (other[other] != np.arange(len(other))).any() or (left.min(axis=1) > _TAKEN * (change**2).sum(axis=1)).any():
+    if (other[other] != np.arange(len(other))).any() or (left.min(axis=1) > SAME * (change**2).sum(axis=1)).any():
         return None
     first = np.flatnonzero(np.arange(len(other)) < other)
     a, b = elements[first], elements[other[first]]
@@ -80,7 +94,7 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
     """How frequencies differ from the right ones, in words; "" if they do not."""
     base, count = wrong.model.config.rope_base, len(frequency)
     known = min(count, len(right))
-    spread = _SAME + _CLEAR * rough(wrong.noise) / (np.abs(frequency) * min(ROWS, len(wrong.theirs)))  # relative: slow ones turn little
+    spread = LITTLE + _CLEAR * rough(wrong.noise) / (np.abs(frequency) * min(ROWS, len(wrong.theirs)))  # relative: slow ones turn little
     ratio = frequency[:known] / right[:known]
     is_sure = spread[:known] < 0.1
     off = np.flatnonzero((np.abs(ratio - 1) > spread[:known]) & is_sure)
@@ -96,18 +110,20 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
         place = np.arange(count)
         slope, start = np.polyfit(place, np.log(frequency), 1, w=1 / spread)
         if (np.abs(slope * place + start - np.log(frequency)) < spread).all():
-            times = "" if abs(start) < _SAME + 2 * spread[0] else f", times {np.exp(start):.4g}"
+            times = "" if abs(start) < LITTLE + 2 * spread[0] else f", times {np.exp(start):.4g}"
             rotated = -2 * np.log(base) / slope
-            powers = f"powers of {plain(float(np.exp(-slope * len(right))), 2 * _EXACT + rough(wrong.noise))} instead of {base:g}"
-            near = max(_EXACT, rough(wrong.noise) / 10)
+            powers = f"powers of {plain(float(np.exp(-slope * len(right))), 2 * SAME + rough(wrong.noise))} instead of {base:g}"
+            near = max(SAME, rough(wrong.noise) / 10)
             if abs(rotated - np.rint(rotated / 2) * 2) < near * rotated and np.rint(rotated) != 2 * len(right):
                 return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}, or {powers}{times}"
             return f"frequencies are {powers}{times}"
     source = np.abs(np.log(np.maximum(frequency, 1e-300))[:, None] - np.log(right)).argmin(axis=1)
     if count == len(right) and (np.abs(frequency / right[source] - 1) < spread).all():
         return moves_in_words(source, "pair", "the frequency")
+    if count == len(right) and np.ptp(right / own) > LITTLE > np.ptp((frequency + right) / own):
+        return "kept and slowed frequencies are mixed the wrong way round: pairs that should keep theirs are slowed"
     sure = ratio[is_sure]
-    falls = (np.diff(sure) <= _SAME).all() or (np.diff(sure) >= -_SAME).all()
+    falls = (np.diff(sure) <= LITTLE).all() or (np.diff(sure) >= -LITTLE).all()
     if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:
         slow = f"{ratio[off[-1]]:.4g} times what they should be at pair {off[-1]}"
         return f"frequencies of slow pairs are scaled: right up to pair {off[0] - 1}, {slow}"

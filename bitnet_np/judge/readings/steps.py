@@ -13,24 +13,21 @@ from numpy.typing import NDArray
 from ... import spec
 from ...base.errors import listed
 from ...traces.points import FIELDS, SLOTS
-from ..evidence import LEFT, SAME, SPARE, matched
+from ..evidence import LITTLE, SAME, SPARE, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
 from .blocks import block_factors
 from .known import known_factors
-from .structure import Numbers, described_function, loose_structure, rank, structure
+from .structure import GROUPS, Numbers, described_function, loose_structure, rank, structure
 from .wrong import ROWS, Wrong
 
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
-_OUTPUTS = 4096  # of a product that are looked at
 WEIGHTS_OF_EXPERTS = "the weights of experts"
-_SAMPLED = 64  # outputs that a token's scale is looked for by
-_LARGEST = 4096  # inputs: the equations of more take seconds
+_LARGEST = 4096  # inputs, and outputs that are looked at: the equations of more take seconds
 _FACTORS = {0.0: "not summed", 2.0: "summed twice", -1.0: "subtracted"}
-_NEAR_FACTOR = 1e-3  # of a factor
-_FEW_FACTORS = 3  # factors that are said one by one
 _CONDITION = 1e4  # of a matrix: behind a worse one roundings hide its input
+_LARGE, _MOST_PARTS = 1 << 20, 8  # weights of a product, and parts of its inputs, that are summed apart
 _PARTS = (2, 4, 8)  # of the outputs, or of the positions, each of which a rank may compute by itself
 
 
@@ -50,10 +47,10 @@ def wrong_step(wrong: Wrong) -> str | None:
     with np.errstate(all="ignore"):
         for step in _steps(_Step(wrong.operation.tree, wrong.theirs, wrong.places.astype(np.float64)), values):
             right = values[step.node]
-            if step.node.kind == "activation":
-                text = _function(step, values)
-            else:
-                text = _sums(step, values, wrong) or block_factors(wrong, step.node, step.needed)
+            text = _function(step, values) if step.node.kind == "activation" else None
+            if step.node.kind == "matmul" and step.node.inputs[1].is_matrix:
+                ways = (_sums, block_factors, _of_parts)
+                text = next(filter(None, (way(wrong, step.node, step.needed) for way in ways)), None)
             if text is not None:
                 return text
             if step.node is wrong.operation.tree:
@@ -117,15 +114,14 @@ def _structure(node: Node, solved: Array, right: Array, wrong: Wrong) -> str | N
 def low_rank(wrong: Wrong) -> str | None:
     """The rank of what is wrong, if it is small."""
     rows, columns = wrong.wrong_rows, wrong.wrong_columns
-    theirs, right = (x[np.ix_(rows, columns)] for x in (wrong.theirs, wrong.value))
-    found = rank(Numbers(theirs, right, ("position", "element"), wrong.noise))
+    found = rank((wrong.theirs - wrong.value)[np.ix_(rows, columns)], wrong.noise)
     return found and f"what is wrong is of rank {found}{', as few inputs or a low-rank adapter make it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
 
 
 def scales_of_others(wrong: Wrong) -> str | None:
     """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
     rows, columns = wrong.wrong_rows[:ROWS], wrong.wrong_columns
-    some, sample = wrong.rows(rows), columns[:: -(-columns.size // _SAMPLED)]  # enough to tell the scale by
+    some, sample = wrong.rows(rows), columns[:: -(-columns.size // ROWS)]  # enough to tell the scale by
     step = some.step("the activation scale")
     if step is None:
         return None
@@ -239,16 +235,14 @@ def _off(solved: Array, right: Array) -> str:
     return f"{listed(examples)}{where and f'; wrong{where}'}"
 
 
-def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
+def _sums(wrong: Wrong, node: Node, needed: Array) -> str | None:
     """The inputs that a product sums otherwise, at the outputs that are wrong; or in each part of the outputs, as ranks compute them."""
-    if step.node.kind != "matmul" or not step.node.inputs[1].is_matrix:
-        return None
-    x, matrix = (values[child] for child in step.node.inputs)
+    x, matrix = (wrong.steps[child] for child in node.inputs)
     every = wrong.wrong_rows, wrong.wrong_columns
 
     def summed(rows: Indices, columns: Indices) -> str | None:
-        columns = columns[:: -(-columns.size // _OUTPUTS)]  # enough to know the inputs by
-        return _summed(x[rows], matrix.rows(columns), step.needed[np.ix_(rows, columns)], wrong.noise)
+        columns = columns[:: -(-columns.size // _LARGEST)]  # enough to know the inputs by
+        return _summed(x[rows], matrix.rows(columns), needed[np.ix_(rows, columns)], wrong.noise)
 
     where = parts_of(wrong.places, _MOSTLY)
     text = summed(*every)
@@ -261,6 +255,22 @@ def _sums(step: _Step, values: dict[Node, Any], wrong: Wrong) -> str | None:
             texts = [summed(*(some if i == axis else every[i] for i in (0, 1))) for some in own]
             if len(parts) > 1 and None not in texts:
                 return "; ".join(f"at {runs(what, part)}: {text}" for part, text in zip(parts, texts, strict=True))
+    return None
+
+
+def _of_parts(wrong: Wrong, node: Node, needed: Array) -> str | None:
+    """What a product's sums over some of its inputs have in common with the right ones, if those over the other inputs are right."""
+    x, matrix = (wrong.steps[child] for child in node.inputs)
+    width = matrix.shape[1]
+    if matrix.shape[0] * width > _LARGE:
+        return None
+    weights = matrix.whole()
+    for size in (width // count for count in range(2, _MOST_PARTS + 1) if width % count == 0):
+        for part in np.arange(width).reshape(-1, size):
+            sums = x[:, part] @ weights[:, part].T
+            text = structure(Numbers(needed - (wrong.steps[node] - sums), sums, ("position", "element"), wrong.noise))
+            if text is not None:
+                return f"sums over {runs('input', part)} alone are wrong: {text}"
     return None
 
 
@@ -279,10 +289,10 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
     ridge = max(1e-10 * float(size.max()), 1e-200)  # inputs that are always 0 stay as they are
     away = np.linalg.solve(normal + ridge * np.eye(len(size)), along)
     left = error - (x * away) @ weights.T
-    if (left**2).sum() > min(LEFT * (error**2).sum(), matched(noise) * (y**2).sum()):
+    if (left**2).sum() > min(LITTLE * (error**2).sum(), matched(noise) * (y**2).sum()):
         return None
     factor = np.where(size > 1e-6 * size.max(), 1 + away, 1)
-    near = _NEAR_FACTOR + 10 * noise**0.5
+    near = LITTLE + 10 * noise**0.5
     off = np.flatnonzero(np.abs(factor - 1) > near)
     factors = np.unique(np.round(factor[off] / near) * near)
     if not off.size:
@@ -291,7 +301,7 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
     def of(some: NDArray) -> str:
         return places_of(some, len(factor), "input", amount=False)
 
-    if factors.size > _FEW_FACTORS:
+    if factors.size > GROUPS:
         return f"{of(off)} are multiplied by other numbers, {least_to_largest(factor[off])}"
     said = []
     for number in factors:

@@ -12,19 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from ..evidence import SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
+from ..evidence import LITTLE, SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
 from ..law.expression import Array
 from ..law.functions import ACTIVATIONS, places_from, starts
 from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, rules, runs
 
 _LEAST = 16  # numbers: a law of fewer is chance
-_STILL = 1e-3  # of the largest factor: less is 0 but for roundings
-_GROUPS = 3  # factors that are said one by one
-_RATIOS = 32  # numbers with a ratio, of which few are different
-_MANY = 500  # numbers that show a function
+GROUPS = 3  # factors that are said one by one
+_RATIOS, _MANY = 32, 500  # numbers with a ratio, of which few are different; numbers that show a function
 _RANK = 4  # the most that is said
-_OFFSET = 64  # numbers that a pointer may be off by
-_LARGE = 1 << 18  # numbers: what tries hundreds of places looks at no more
+_OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: what tries hundreds of places looks at no more
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
@@ -211,7 +208,7 @@ def _by_few_factors(n: Numbers) -> str | None:
     for fit in fitted(n):
         numbers, few = fit.numbers.ravel(), np.full(fit.numbers.size, float(fit.is_factor))
         groups = _groups(numbers, fit.off(n.same), n.same)
-        if not fit.is_single or len(groups) > _GROUPS:
+        if not fit.is_single or len(groups) > GROUPS:
             continue
         for some in groups:
             few[some] = numbers[some].mean()
@@ -242,8 +239,8 @@ def times(factor: float) -> str:
 
 def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray[np.intp]]:
     """Some of the numbers, those together that are the same."""
-    groups, least = list[NDArray[np.intp]](), _STILL * np.abs(numbers).max(initial=0) + 1e-300
-    while some.size and len(groups) <= _GROUPS:
+    groups, least = list[NDArray[np.intp]](), LITTLE * np.abs(numbers).max(initial=0) + 1e-300
+    while some.size and len(groups) <= GROUPS:
         same = np.abs(numbers[some] - numbers[some[0]]) <= 10 * near * max(least, abs(numbers[some[0]]))
         groups.append(some[same])
         some = some[~same]
@@ -255,7 +252,7 @@ def _few_ratios(n: Numbers) -> str | None:
     ratio = np.where(n.right == 0, 0, n.theirs / n.right)
     seen = ratio[np.abs(n.right) > 1e-3 * np.abs(n.right).max()]
     groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
-    if seen.size < _RATIOS or not 1 < len(groups) <= _GROUPS or min(map(len, groups)) < SPARE:
+    if seen.size < _RATIOS or not 1 < len(groups) <= GROUPS or min(map(len, groups)) < SPARE:
         return None
     factors = np.array([seen[some].mean() for some in groups])
     if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
@@ -347,11 +344,10 @@ def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
 # --- rank -------------------------------------------------------------------------------------------------------------------------------
 
 
-def rank(n: Numbers) -> int | None:
+def rank(error: Array, noise: float) -> int | None:
     """The rank of an error that is the sum of few products of a column and a row."""
-    error = (n.theirs - n.right).reshape(len(n.right), -1)
     if min(error.shape) < 4 * _RANK or error.size > _LARGE:
         return None
     size = np.linalg.svd(error, compute_uv=False)
     left = np.cumsum(size[::-1] ** 2)[::-1]
-    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(n.noise) * left[0]), None)
+    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(noise) * left[0]), None)

@@ -31,6 +31,7 @@ READINGS = (
     Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
+    Reading("turns", ("Qcur_rope", "Kcur_rope"), rotations.other_turns),
     Reading("pairs", ("Qcur_rope", "Kcur_rope"), rotations.other_pairs),
     Reading("tokens", ("inp_embd",), others.tokens),
     Reading("experts", SLOTS, others.experts),

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from ...model.records import Model, with_rope_of
 from ...traces.points import HEADS, Key
-from ..evidence import explains
+from ..evidence import NEAR, explains
 from ..law.expression import Array, Node, at_columns, constant, nodes, replaced, value_of, values_of
 from ..law.graph import Operation
 from ..words import Indices, runs
 
-_NEARLY_RIGHT = 0.01  # NMSE
 ROWS = 64  # tokens looked at
 
 
@@ -94,7 +93,7 @@ class Wrong:
     @property
     def is_nearly_right(self) -> bool:
         """Whether it is itself but for a small error: another tensor with its numbers is a copy of it then."""
-        return bool(((self.value - self.theirs) ** 2).sum() < _NEARLY_RIGHT * (self.theirs**2).sum())
+        return bool(((self.value - self.theirs) ** 2).sum() < NEAR * (self.theirs**2).sum())
 
     def is_right_outside(self, marked: NDArray[np.bool_]) -> bool:
         """Whether the rest is right: in narrow types a small error of all numbers is beyond the bound in a few."""

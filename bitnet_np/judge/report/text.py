@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ...base.errors import listed
 from ...base.tables import printable, table
 from ..measures import Judgement
 from ..verdict import Verdict
+from ..words import pieces
 from .report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, next_step, table_rows
 
 _MOST = 12  # lines of wrong tensors, of causes and of sequences; the rest is only counted
@@ -63,10 +66,5 @@ def _first(lines: list[str], header: int = 0) -> list[str]:
 
 def show_layers(layers: Sequence[int | None]) -> str:
     """Numbers of layers in short form: 0-2, 5."""
-    runs: list[list[int]] = []
-    for layer in sorted(layer for layer in layers if layer is not None):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"
+    runs = pieces(np.array(sorted(layer for layer in layers if layer is not None)))
+    return ", ".join(f"{run[0]}-{run[-1]}" if run.size > 1 else f"{run[0]}" for run in runs if run.size) or "-"
