@@ -30,8 +30,8 @@ UNEVEN_ATTENTION = 2.5
 """The same of the rows of attention, which are 2.3 times as noisy as all at most: a token too many weighs most where few are seen."""
 COARSEST = 2.0**-2
 """The largest level of any format: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
-COARSEST_UNNAMED = 2.0**-4
-"""The largest level that is believed of one operation without knowing its format: 8-bit floats have 2^-4.5 at most."""
+COARSEST_UNNAMED = 2.0**-3
+"""The largest level that is believed of one operation without knowing its format: weights of 4 bits in blocks have 2^-3.4 at most."""
 COARSEST_SEEN = 2.0**-6
 """The same of several operations and of logits, where a mistake has no place, and of sums of layers: int8 of whole tensors has 2^-6.6."""
 LARGEST_SEEN = 2.0**-4
@@ -75,14 +75,15 @@ class Residual(NamedTuple):
         return not self.odd and self.kind in (SEVERAL, *OF_SUMS) and 0 < self.level <= COARSEST
 
     def is_like(self, other: "Residual") -> bool:
-        """Whether two tensors have noise of one level, and neither a factor nor a mean that the other has not.
+        """Whether it has no more noise than another tensor, and neither a factor nor a mean that the other has not: engines give single
+        matrices more bits.
 
         A root or an exponential by a table has other errors at other numbers, which all rows of a layer may share.
         """
-        low, high = sorted((self.level, other.level))
         if self.most == FINE:
-            return high <= UNEVEN**2 * low
-        return high <= UNEVEN * low and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
+            return self.level <= UNEVEN**2 * other.level
+        low = min(self.level, other.level)
+        return self.level <= UNEVEN * other.level and max(abs(self.along - other.along), abs(self.mean - other.mean)) <= low
 
 
 PRODUCTS, ATTENTION, SEVERAL, TABLE, STREAM = "products", "attention", "several", "inp_embd", "sums of layers"
