@@ -4,9 +4,9 @@ A condition speaks of one call of one sequence: all statements about a call are 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from math import gcd, inf
 from operator import attrgetter
 from types import SimpleNamespace
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 from ..model.families import FAMILIES
 from ..testing.space import CONTEXT, Case, lengths_of, tokens_of
-
-Facts = Mapping[str, Any]
-"""By name, of a sequence: a value, or one of each of its calls (CALLS). It is NaN where there is no such thing, as no window."""
 
 _TILES = (8, 16, 32, 64)
 _LAST = "the last of the vocabulary"
@@ -39,9 +36,6 @@ class Fact(NamedTuple):
         """Whether it is so or not, and no number or name."""
         return "{}" not in self.words
 
-    def said(self, so: bool) -> str:
-        return re.sub(r"\(([^()|]*)\|([^()|]*)\)", r"\1" if so else r"\2", self.words)
-
 
 CALLS = {
     "calls": Fact(0.15, "the length of {call} is {}", lambda s: s.count),
@@ -50,31 +44,38 @@ CALLS = {
     "beyond": Fact(0.2, "the number of keys of {call} minus the window is {}", lambda s: s.end - s.window),
     "windows": Fact(0.35, "the number of whole windows before the last token of {call} is {}", lambda s: (s.end - 1) // s.window),
     "overlong": Fact(0.1, "the length of {call} minus the window is {}", lambda s: s.count - s.window),
-    "unheld": Fact(0.9, "(no|a) window holds all keys of {call}", lambda s: ~(s.end <= s.window)),
     "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
-    "longer": Fact(0.6, "{call} is (|not )longer than the first one", lambda s: s.count > s.opening),
     "scores": Fact(0.35, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
     "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
     "own": Fact(0.2, "{call} is (behind the reused prefix, if there is one|one of the reused prefix's)", lambda s: s.start >= s.prefix),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
-    "cut": Fact(0.2, "{call} is (shorter than the chunk|a whole chunk)", lambda s: s.count < s.taken),
-    "more tokens": Fact(0.2, "there are (|no )more threads than tokens in {call}", lambda s: s.threads > s.count),
-    "split tokens": Fact(0.35, "the threads (|do not )divide the tokens of {call} evenly", lambda s: s.count % s.threads == 0),
-    "more experts": Fact(0.3, "there are (|no )more experts than tokens in {call}", lambda s: s.experts > s.count),
-    "more pairs": Fact(0.35, "there are (|no )more experts than all tokens of {call} take", lambda s: s.experts > s.count * s.used),
+    "last": Fact(0.2, "{call} is (|not )the last one", lambda s: s.end == s.length),
+    "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
 
 
-def _at(value: Callable[[Any, Any], Any], x: Any) -> Callable[[Any], Any]:
-    return lambda s: value(s, x)
-
-
 CALLS |= {
-    f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", _at(lambda s, n: s.start // n < (s.end - 1) // n, n))
+    f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", partial(lambda n, s: s.start // n < (s.end - 1) // n, n))
     for n in _TILES
 }
+
+ORDERS = {
+    "call first": Fact(0.6, "the length of {call} is {} that of the first one", lambda s: (s.count, s.opening)),
+    "call before": Fact(0.3, "the length of {call} is {} that of the one before", lambda s: (s.count, s.before)),
+    "call chunk": Fact(0.2, "the length of {call} is {} the chunk", lambda s: (s.count, s.taken)),
+    "threads calls": Fact(0.2, "the number of threads is {} that of the tokens in {call}", lambda s: (s.threads, s.count)),
+    "experts pairs": Fact(0.35, "the number of experts is {} that which tokens in {call} take", lambda s: (s.experts, s.used * s.count)),
+    "threads heads": Fact(0.2, "the number of threads is {} that of heads", lambda s: (s.threads, s.heads)),
+    "threads kv_heads": Fact(0.2, "the number of threads is {} that of key heads", lambda s: (s.threads, s.kv_heads)),
+    "threads experts": Fact(0.2, "the number of threads is {} that of experts that a token takes", lambda s: (s.threads, s.used)),
+    "group kv_heads": Fact(0.3, "the number of heads that share a key head is {} that of key heads", lambda s: (s.group, s.kv_heads)),
+    "heads width": Fact(0.2, "all heads together have a width that is {} the model's", lambda s: (s.q_width, s.width)),
+}
+"""Two numbers of a sequence or a call: the sign of their difference is said."""
+_ORDER_WORDS = {(1, inf): "above", (0, inf): "at least", (-inf, 0): "at most", (-inf, -1): "below"}
+CALLS |= {name: fact for name, fact in ORDERS.items() if "{call}" in fact.words}
 
 _NUMBERS = {
     "family": "the family", "weights": "the type of the matrices", "table": "the type of the embedding", "layers": "the number of layers",
@@ -105,34 +106,30 @@ FACTS |= {
     "windowed": Fact(0.0, "there is (a|no) window", lambda s: s.window > 0),
     "padded": Fact(0.2, "(the sequence is shorter than another one of its batch|no sequence of the batch is longer)", lambda s: s.padded),
     "partly": Fact(0.1, "(a part of each head is|whole heads are) rotated", lambda s: 0 < s.rope_width < s.head_dim),
-    "square": Fact(0.2, "all heads together are (|not )as wide as the model", lambda s: s.q_width == s.width),
     "biased": Fact(0.1, "the model has (|no )biases", lambda s: bool(s.traits.biases or (s.extras and s.traits.optional_biases))),
 }
 
-_SHARED = {"heads": "heads", "kv_heads": "key heads", "experts_used": "experts that a token takes"}
-_DIVIDED = _NUMBERS | {"heads": "the heads", "kv_heads": "the key heads", "every": "the rows of a matrix"}
+_SHARED = _NUMBERS | {"heads": "the heads", "kv_heads": "the key heads", "every": "the rows of a matrix"}
 FACTS |= {
-    f"more {x}": Fact(0.2, f"there are (|no )more threads than {words}", _at(lambda s, x: s.threads > getattr(s, x), x))
-    for x, words in _SHARED.items()
-}
-FACTS |= {
-    f"split {x}": Fact(0.3, f"the threads (|do not )divide {_DIVIDED[x]} evenly", _at(lambda s, x: getattr(s, x) % s.threads == 0, x))
+    f"share {x}": Fact(0.1, f"a thread's share of {_SHARED[x]} is {{}}", partial(lambda x, s: getattr(s, x) / s.threads, x))
     for x in ("heads", "kv_heads", "width", "ffn", "vocab", "every")
 }
 _TAIL = "(an|no) id of the prompt is behind the vocabulary's last whole tile of"
-FACTS |= {f"tail {n}": Fact(0.25, f"{_TAIL} {n}", _at(lambda s, n: s.ids.max() >= s.vocab // n * n, n)) for n in _TILES}
+FACTS |= {f"tail {n}": Fact(0.25, f"{_TAIL} {n}", partial(lambda n, s: s.ids.max() >= s.vocab // n * n, n)) for n in _TILES}
 _BEHIND = "the number of tokens behind the first id"
-FACTS |= {f"behind {n}": Fact(0.2, f"{_BEHIND} {n} is {{}}", _at(lambda s, n: s.behind(s.vocab - 1 if n is _LAST else n), n)) for n in _IDS}
-FACTS |= CALLS
+FACTS |= {f"behind {n}": Fact(0.2, f"{_BEHIND} {n} is {{}}", partial(lambda n, s: s.behind(n), n)) for n in _IDS}
+FACTS |= ORDERS | CALLS
 
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
-_STEPS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+_STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
-_LOWS = ("highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
-"""What an id does: nothing is said of prompts that do not have it."""
+_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
+"""What an id does, or an earlier call: nothing is said of prompts that do not have it."""
 _ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
 """Facts of which bounds alone are said: other numbers are nearly always exceptions."""
+_MULTIPLES = ("rows", *(name for name in FACTS if name.startswith("share")))
+"""Facts of which multiples alone are said."""
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
@@ -141,21 +138,44 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
     return [(i, min(i + (case.chunk or end), end)) for start, end in parts for i in range(start, end, case.chunk or end)]
 
 
-@lru_cache(1 << 12)
-def facts_of(case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> Facts:
-    """All that a condition may be about, of one sequence. Of its calls are those that begin at `since` to `until`, of its ids those up to
-    the end of these."""
-    s = SimpleNamespace(**vars(case), row=row, traits=FAMILIES[case.family], heads=case.kv_heads * case.group)
-    s.length, s.ids, s.padded = lengths_of(case)[row], tokens_of(case)[row], lengths_of(case)[row] < case.length
-    s.q_width, s.taken = s.heads * s.head_dim, case.chunk or case.length
-    s.every = gcd(s.q_width, s.kv_heads * s.head_dim, s.width, s.ffn, s.vocab)
-    s.window, s.chunk, s.used = case.window or np.nan, case.chunk or np.nan, s.experts_used if s.experts else np.nan
-    s.behind = lambda n: len(s.ids) - 1 - int((s.ids == n).argmax()) if n in s.ids else -1
-    calls = calls_of(case, s.length)
-    s.pieces, s.opening = len(calls), calls[0][1]
-    s.start, s.end = np.array([call for call in calls if since <= call[0] <= until], np.int64).T
-    s.count, s.ids = s.end - s.start, s.ids[: s.end[-1]]
-    return {name: fact.value(s) for name, fact in FACTS.items()}
+class Facts(SimpleNamespace):
+    """What is so of one sequence of a case: by name a value, or one of each of its calls (CALLS). It is NaN where there is no such thing,
+    as no window. Only what is asked for is computed.
+
+    Of its calls are those that begin at `since` to `until`, of its ids those up to the end of these.
+    """
+
+    def __init__(self, case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> None:
+        super().__init__(**vars(case), case=case, row=row, traits=FAMILIES[case.family], heads=case.kv_heads * case.group)
+        self.known: dict[str, Any] = {}
+        self.length = lengths_of(case)[row]
+        self.padded = self.length < case.length
+        self.q_width, self.taken = self.heads * self.head_dim, case.chunk or case.length
+        self.every = gcd(self.q_width, self.kv_heads * self.head_dim, self.width, self.ffn, self.vocab)
+        self.window, self.chunk, self.used = case.window or np.nan, case.chunk or np.nan, case.experts_used if case.experts else np.nan
+        starts, ends = np.array(calls_of(case, self.length), np.int64).T
+        self.pieces, self.opening = len(starts), ends[0]
+        among = (since <= starts) & (starts <= until)
+        self.before = np.concatenate([[np.nan], (ends - starts)[:-1]])[among]
+        self.start, self.end = starts[among], ends[among]
+        self.count = self.end - self.start
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.known:
+            value = FACTS[name].value(self)
+            self.known[name] = np.sign(np.subtract(*value)) if name in ORDERS else value
+        return self.known[name]
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        return tokens_of(self.case)[self.row][: self.end[-1]]
+
+    def behind(self, n: int | str) -> int:
+        at = np.flatnonzero(self.ids == (self.vocab - 1 if n == _LAST else n))
+        return len(self.ids) - 1 - int(at[0]) if at.size else -1
+
+
+facts_of = lru_cache(1 << 13)(Facts)
 
 
 class Calls:
@@ -163,7 +183,7 @@ class Calls:
 
     def __init__(self, facts: Sequence[Facts]) -> None:
         self.facts = facts
-        self.counts = [len(one["calls"]) for one in facts]
+        self.counts = np.array([len(one.start) for one in facts], np.int64)
         self.begins = np.cumsum([0, *self.counts])[:-1]
         self._columns: dict[str, NDArray] = {}
 
@@ -200,49 +220,43 @@ class Atom:
     high: Any = inf
     step: int = 0
     rest: int | None = None  # the remainder; None: any but 0
+    most: int = 0  # the largest remainder, where it is a range
     no: bool = False
     power: bool = False  # whether the value is a power of 2
     gap: Any = field(default=None, compare=False)  # the nearest value beyond a bound that right calls have, which meet all other statements
-
-    @property
-    def sign(self) -> tuple[Any, ...]:
-        """Its form: conditions do not have two of a form about one fact."""
-        return self.low == self.high, self.low == -inf, self.high == inf, self.step > 0, self.no, self.power
 
     def among(self, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
         """Whether it holds of each value."""
         if self.step:
             left = np.mod(values, self.step)
-            return left == self.rest if self.rest is not None else left > 0
+            return left > 0 if self.rest is None else (left >= self.rest) & (left <= max(self.rest, self.most))
         if self.power:
             return np.isin(values, _POWERS) != self.no
         return ((values >= self.low) & (values <= self.high)) != self.no
 
-    @property
-    def single(self) -> bool:
-        """Whether it says that there is one number above 1."""
-        return type(self.low) is int and 1 < self.low == self.high and not self.no
-
     def divides(self, value: Any) -> bool:
-        """Whether this is a multiple of its one number."""
-        return self.single and value > 0 and value % self.low == 0
+        """Whether it says that there is one number above 1, and this is a multiple of it."""
+        return type(self.low) is int and 1 < self.low == self.high and not self.no and value > 0 and value % self.low == 0
 
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
         if self.step or self.power:
-            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest)
+            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest) + 0.1 * bool(self.most)
         elif self.low == self.high:
-            form = 0.3 if self.no else 0.1 * (not isinstance(self.low, str | bool))
+            form = 0.3 if self.no else 0.25 * (self.low is False) if isinstance(self.low, str | bool) else 0.1
         else:
             form = 0.05 if self.high == inf else 0.1
         return 1 + FACTS[self.fact].cost + form
 
     def predicate(self) -> str:
         """What it says of the number or the name."""
-        if self.step:
-            words = f"{self.rest} more than a" if self.rest else "no" if self.rest is None else "a"
-            words += f" multiple of {self.step}"
+        if self.fact in ORDERS:
+            words = _ORDER_WORDS.get((self.low, self.high), "equal to")
+        elif self.step:
+            rest = f"{self.rest} to {self.most}" if self.most else self.rest
+            words = f"{rest} more than a" if rest else "no" if rest is None else "a"
+            words += f" multiple of {self.step}" if self.step > 1 else " whole number"
         elif self.power:
             words = "a power of 2"
         else:
@@ -267,7 +281,7 @@ def in_statements(condition: Sequence[Atom]) -> str:
 def _statement(fact: str, atoms: Sequence[Atom]) -> str:
     words, first = FACTS[fact].words, atoms[0]
     if FACTS[fact].is_so:
-        return FACTS[fact].said(bool(first.low))
+        return re.sub(r"\(([^()|]*)\|([^()|]*)\)", r"\1" if first.low else r"\2", words)
     if fact.startswith("behind") and first.low == 0:
         return f"the prompt has the id {fact.removeprefix('behind ')}"
     if fact == "row" and (first.low, first.no) in ((1, False), (0, True)):
@@ -307,21 +321,28 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
         yield from (Atom(fact, x, x) for x in names if len(names) == 1 or fact in CALLS)
         yield from (Atom(fact, x, x, no=True) for x in dict.fromkeys(good) if x not in names)
         return
+    if fact in ORDERS:
+        yield from (Atom(fact, low, high) for low, high in ((1, inf), (0, inf), (0, 0), (-inf, 0), (-inf, -1)))
+        yield Atom(fact, 0, 0, no=True)
+        return
     values, tried = numbers_of(bad), numbers_of(good)
-    if fact not in (*_ENDS, "rows"):
+    if fact not in (*_ENDS, *_MULTIPLES):
         yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
         yield from (Atom(fact, x, x) for x in values)
-    if fact != "rows" and not np.isnan(bad).any():
+    if fact not in _MULTIPLES and not np.isnan(bad).any():
         low, high = np.maximum.reduceat(bad, failing.begins).min(), np.minimum.reduceat(bad, failing.begins).max()
-        for x in [x for x in values if x <= low][: -_BOUNDS - 1 : -1]:
-            if tried and tried[0] < x:
-                yield Atom(fact, low=x)
-        for x in [x for x in values if x >= high and fact not in _LOWS][:_BOUNDS]:
-            if tried and tried[-1] > x:
-                yield Atom(fact, high=x)
-    if fact not in _ENDS and all(isinstance(x, int) for x in values):
-        yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
-        yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in ((None, 0, 1) if step >= 4 else (None, 0)))
+        yield from (Atom(fact, low=x) for x in [x for x in values if x <= low][: -_BOUNDS - 1 : -1])
+        yield from (Atom(fact, high=x) for x in [x for x in values if x >= high and fact not in _LOWS][:_BOUNDS])
+    if fact in _ENDS or not (fact in _MULTIPLES or all(isinstance(x, int) for x in values)):
+        return
+    yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
+    yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in (None, 0))
+    for step in () if fact in _MULTIPLES else _STEPS[3:]:
+        left = np.mod(bad, step)
+        most = np.minimum.reduceat(np.where(left > 0, left, inf), failing.begins).max()  # the nearest above a multiple, of each
+        yield Atom(fact, step=step, rest=1)
+        if 1 < most < step - 1:
+            yield Atom(fact, step=step, rest=1, most=int(most))
 
 
 def numbers_of(column: NDArray) -> list[Any]:

@@ -51,13 +51,22 @@ class Finding:
     case: Case
     outcome: Outcome
     condition: Condition | None  # None: no statement fits all runs
-    stands: bool  # whether random runs confirmed the condition
+    stands: bool  # whether runs that could refute the condition confirmed it
     failing: int = 0  # runs that met the condition, and failed
     passing: int = 0  # runs that did not meet it, and passed
     spared: int = 0  # runs that met it, and passed nevertheless
     report: Report | None = None
     place: Place | None = None  # where probes of an engine that gives logits alone found the fault
     folder: Path | None = None
+    others: tuple[Condition, ...] = ()  # under which it happens as well: no condition of three statements is of all
+
+    @property
+    def mistake(self) -> str:
+        """What is known of the mistake, whatever it depends on: a sentence about an operation, without its numbers. Empty where none is."""
+        text, place = self.outcome.text, self.place
+        if place is not None and place.report is not None:
+            text = f"WRONG at {place.cause or place.text}"
+        return "".join(c for c in text if not c.isdigit()) * text.startswith("WRONG at")
 
     @property
     def what(self) -> str:
@@ -74,8 +83,8 @@ class Finding:
             return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
             return f"{self.what} in all {self.failing} runs"
-        more = "" if self.stands else ", not yet tested at random"
-        return f"{self.what} where {in_statements(self.condition)}: {counts}{more}"
+        more = "" if self.stands else ", not yet tested"
+        return f"{self.what} where {', or where '.join(map(in_statements, (self.condition, *self.others)))}: {counts}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """The finding, for JSON."""
@@ -83,6 +92,7 @@ class Finding:
             "kind": self.outcome.kind,
             "text": self.outcome.text,
             "condition": None if self.condition is None else [str(atom) for atom in self.condition],
+            "others": [[str(atom) for atom in condition] for condition in self.others],
             "smallest": vars(self.case),
             "words": in_words(self.case),
             "report": None if self.report is None else self.report.as_dict(),
@@ -212,8 +222,10 @@ def hunt_engine(
 
     def complete() -> None:
         runner.deadline = float("inf")
+        hunt.drop_explained()
         for n in range(len(result.findings)):
             result.findings[n] = explain(hunt.counted(n))
+        result.findings[:] = joined(result.findings)
 
     for step in (lambda: hunt.all(first, single), complete):
         try:
@@ -224,6 +236,18 @@ def hunt_engine(
     runner.pool.shutdown(cancel_futures=True)
     result.runs, result.seconds = len(runner.outcomes), time.monotonic() - runner.begin
     return result
+
+
+def joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings of one mistake as one, which has several conditions."""
+    kept: dict[Any, Finding] = {}
+    for n, finding in enumerate(findings):
+        key = finding.mistake if finding.mistake and finding.condition else n
+        if (first := kept.setdefault(key, finding)) is not finding and finding.condition:
+            others = tuple(dict.fromkeys((*first.others, finding.condition)))
+            first = replace(first, others=others, stands=first.stands and finding.stands, passing=first.passing - finding.spared)
+            kept[key] = replace(first, failing=first.failing + finding.failing, spared=first.spared + finding.spared)
+    return [*kept.values()]
 
 
 class _Hunting:
@@ -398,6 +422,12 @@ class _Hunting:
             if finding.stands and finding.condition and not finding.spared and not is_alike(case) and meets(finding.condition, case):
                 self.result.findings[n] = self.pursuit(n).finding()
 
+    def drop_explained(self) -> None:
+        """Drop findings of which the conditions of others explain all runs."""
+        for n in reversed(range(len(self.result.findings))):
+            if not self.counted(n).failing:
+                del self.result.findings[n]
+
     def counted(self, n: int) -> Finding:
         """A finding with the runs of the whole hunt."""
         finding, (failing, passing) = self.result.findings[n], self.pursuit(n).runs()
@@ -426,9 +456,11 @@ class _Pursuit:
     def finding(self, spare: int = 2) -> Finding:
         """What is known of it when nothing is left to ask, or the time is over. spare: kinds of right runs that may meet the condition; 0:
         only a condition of all failing cases is looked for, and no longer than there may be one."""
-        contrast, runner = self.contrast(spare), self.hunt.runner
+        runner = self.hunt.runner
+        wrong_rows = lambda case: dict(sorted(runner.outcomes[case].bad, reverse=True))  # noqa: E731 - the first position of each
+        contrast = Contrast(self.smallest, *self.runs(), wrong_rows, self.hunt.deck, spare)
         with suppress(TimeoutError):
-            while not (contrast.tested or self.hunt.over or (contrast.split and not spare)) and (cases := contrast.propose(runner.workers)):
+            while not (self.hunt.over or (contrast.split and not spare)) and (cases := contrast.propose(runner.workers)):
                 for case, outcome in zip(cases, self.run(cases), strict=True):
                     if outcome.kind == "refused":
                         self.hunt.refuse(case, outcome)
@@ -454,11 +486,6 @@ class _Pursuit:
         """This failure's cases, and all that pass."""
         outcomes = self.hunt.runner.outcomes.items()
         return [c for c, o in outcomes if self.is_same(c, o)], [c for c, o in outcomes if o.kind == "ok"]
-
-    def contrast(self, spare: int) -> Contrast:
-        """This failure's cases beside all that pass."""
-        rows = lambda case: dict(sorted(self.hunt.runner.outcomes[case].bad, reverse=True))  # noqa: E731 - the first one of each
-        return Contrast(self.smallest, *self.runs(), rows, self.hunt.deck.edges, self.hunt.deck.draw, self.hunt.rng, spare)
 
 
 def _exact(outcome: Outcome, case: Case) -> bool:

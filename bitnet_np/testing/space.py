@@ -5,6 +5,7 @@ The first value of each list is the plainest: `Case()` is the plainest case, and
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,7 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
 """The values of each field that are drawn, the plainest first."""
 
 
+@lru_cache(1 << 14)
 def fitted(case: Case) -> Case:
     """The nearest case that can be: whole blocks, what the family has, a prefix shorter than the sequence."""
     return _fitted_call(replace(case, **_fitted_sizes(case), **_fitted_traits(case)))

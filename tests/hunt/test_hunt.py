@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from hunted_engines import CONDITIONS, engine_with
 from models import random_model
 
 import bitnet_np as bn
-from bitnet_np.hunt.contrast import Contrast, Pool, conditions, is_alike, meets
+from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
-from bitnet_np.hunt.facts import Atom, Calls, calls_of, facts_of, in_statements, in_words
-from bitnet_np.hunt.outcome import Judge
-from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit
+from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, in_words
+from bitnet_np.hunt.outcome import Judge, Outcome
+from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit, joined
 from bitnet_np.hunt.shrink import smallest
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
@@ -130,6 +131,31 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
     assert _Pursuit(hunting, last.outcome.group, other, [last.condition]).fails([other]) == [False]
 
 
+def test_findings_of_one_mistake_are_told_as_one():
+    def finding(atom, text):
+        return Finding(Case(), Outcome("wrong", text), (atom,), True, 3, 9, 1)
+
+    long, other = finding(Atom("length", low=33), "WRONG at layer 0 kqv_out: a mask"), finding(Atom("threads", 2, 2), "NMSE is 2")
+    (one,) = joined([long, finding(Atom("threads", 2, 2), "WRONG at layer 1 kqv_out: a mask")])
+    both = "the prompt is longer than 32 tokens, or where the number of threads is 2"
+    assert one.where == f"WRONG where {both}: 6 of 8 runs; right otherwise: 8 of 8"
+    assert joined([long, other, replace(other, case=Case(layers=2))]) == [long, other, replace(other, case=Case(layers=2))]
+
+
+def test_a_finding_whose_runs_another_one_explains_is_left_out():
+    """The number of threads 2 was said first; then all of several threads were found to be wrong."""
+    hunting = hunting_in(engine_with("threads"), threads=(1, 3, 4))
+    cases = [replace(hunting.plain, threads=threads) for threads in (1, 3, 4)]
+    outcomes = [hunting.runner.run(case) for case in cases]
+    findings = [
+        Finding(cases[1], outcomes[1], (Atom("threads", 3, 3),), True),
+        Finding(cases[2], outcomes[2], (Atom("threads", low=2),), True),
+    ]
+    hunting.result.findings += findings
+    hunting.drop_explained()
+    assert hunting.result.findings == findings[1:]
+
+
 def test_an_engine_that_takes_nothing_is_invalid():
     def engine(model, tokens):
         raise NotImplementedError
@@ -195,7 +221,7 @@ TRUTHS = {
     "a last tile": (lambda c: any(n > 16 and n % 16 for n in calls_in(c)),
         "the length of a call is at least 17 (right at 15) and no multiple of 16"),
     "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
-    "threads": (lambda c: c.width % c.threads > 0, "the threads do not divide the width evenly"),
+    "threads": (lambda c: c.width % c.threads > 0, "a thread's share of the width is no whole number"),
     "a multiple": (lambda c: c.prefix > 0 and c.prefix % 16 == 0, None),
     "a page": (lambda c: any(start and start % 32 == 0 for start, _ in calls_of(c, c.length)), None),
     "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token of a call is at least 2"),
@@ -207,12 +233,12 @@ TRUTHS = {
     "pairs": (lambda c: c.experts and any(n * c.experts_used > 32 for n in calls_in(c)),
         "the length of a call times the number of experts that a token takes is at least 33"),
     "no expert's share": (lambda c: any(n * c.experts_used < c.experts for n in calls_in(c)),
-        "there are more experts than all tokens of a call take"),
+        "the number of experts is above that which tokens in a call take"),
     "rows of scores": (lambda c: any(n * c.kv_heads * c.group > 128 for n in calls_in(c)),
-        "the number of heads times the length of a call is at least 129"),
+        "the number of heads times the length of a call is at least 130 (right at 128)"),
     "behind an id": (lambda c: (tokens_of(c)[0][:-1] == 2).any(), "the number of tokens behind the first id 2 is at least 1"),
     "an id twice": (lambda c: (np.diff(tokens_of(c)[0]) == 0).any(), "two ids next to each other are equal"),
-    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "a call is longer than the first one"),
+    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "the length of a call is above that of the first one"),
     "a last tile of ids": (lambda c: tokens_of(c)[0].max() >= c.vocab // 64 * 64,
         "an id of the prompt is behind the vocabulary's last whole tile of 64"),
     "behind a prefix": (lambda c: c.prefix > 0 and (c.chunk == 1 or c.length - c.prefix == 1),
@@ -220,6 +246,11 @@ TRUTHS = {
     "a padded prefix": (lambda c: c.chunk > 0 and c.prefix % c.chunk > 0, None),
     "steps are right": (lambda c: any(end - start > 1 and end > 128 for start, end in calls_of(c, c.length)),
         "the length of a call is at least 2 and its number of keys is at least 129"),
+    "a last part": (lambda c: any(n > 8 and 1 <= n % 8 <= 4 for n in calls_in(c)),
+        "the length of a call is at least 9 (right at 4) and 1 to 4 more than a multiple of 8"),
+    "twice as long": (lambda c: any(a == b > 1 for a, b in pairwise(calls_in(c))),
+        "the length of a call is at least 2 and its length is equal to that of the one before"),
+    "whole vectors": (lambda c: c.ffn % (8 * c.threads) > 0, "a thread's share of the feed-forward width is no multiple of 8"),
     "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
         "the length of a call minus the window is at least 2"),
 }  # fmt: skip
@@ -236,7 +267,7 @@ def test_a_condition_is_what_makes_cases_fail(name):
     failing, passing = [c for c in drawn[:40] if truth(c)], [c for c in drawn[:40] if not truth(c)]
     failing = failing or [next(c for c in drawn if truth(c))]
     least = smallest(failing[0], Case(), lambda cases: list(map(truth, cases)), failing.append)
-    contrast = Contrast(least, failing, passing, lambda case: {}, edges, deck.draw, rng)
+    contrast = Contrast(least, failing, passing, lambda case: {}, deck)
     for _ in range(60):
         if contrast.stands:
             break
@@ -249,36 +280,48 @@ def test_a_condition_is_what_makes_cases_fail(name):
         assert in_statements(contrast.told()) == words  # "right at": 16 is a multiple of 16
 
 
+def contrast_in(failing, passing, **edges):
+    """A contrast that draws from these values alone."""
+    edges = {name: values[:1] for name, values in EDGES.items()} | edges
+    return Contrast(failing[0], failing, passing, lambda case: {}, Deck(edges, random.Random(1)))
+
+
+def asked(contrast, truth, most=40):
+    """The decisive runs, until there are none."""
+    cases = []
+    while len(cases) < most and (case := contrast.propose(1)) and not contrast.settled:
+        contrast.add(case[0], truth(case[0]))
+        cases += case
+    return cases
+
+
 def test_each_statement_is_tested_by_runs_that_miss_it_alone():
     """Random runs may agree with a condition for long: each of its statements needs right runs that meet all the others."""
-    edges = {name: values[:1] for name, values in EDGES.items()} | {"layers": (1, 2, 3), "vocab": (64, 65, 100), "threads": (1, 2, 3)}
-    truth = lambda c: c.layers > 1 and c.threads > 1  # noqa: E731
     failing, passing = [Case(layers=2, threads=3), Case(layers=3, threads=2, vocab=65)], [Case(), Case(layers=2), Case(threads=3)]
-    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(), random.Random(1))
-    contrast.agreed = contrast.missed = 100
+    contrast = contrast_in(failing, passing, layers=(1, 2, 3), vocab=(64, 65, 100), threads=(1, 2, 3))
     assert not contrast.stands
-    assert len(contrast.untested()) == 2
-    known = {*failing, *passing}
-    while cases := contrast.alone(*(Pool(c for c in some if c not in known) for some in (contrast.neighbours(), contrast.drawn()))):
-        for case in cases:
-            assert not meets(contrast.condition, case)
-            known.add(case)
-            contrast.add(case, truth(case))
+    assert asked(contrast, lambda case: case.layers > 1 and case.threads > 1)
     assert {atom.fact for atom in contrast.condition} == {"layers", "threads"}
     assert min(len(contrast.right_without(atom)) for atom in contrast.condition) >= 2
-    assert contrast.untested() == []
+
+
+def test_a_statement_that_nothing_speaks_for_is_dropped():
+    """All failing runs have one layer, but the threads are what is wrong: a run that misses the layer alone says so."""
+    failing, passing = [Case(threads=2), Case(threads=3)], [Case(), Case(threads=2, layers=2, tokens="alike"), Case(layers=3)]
+    contrast = contrast_in(failing, passing, layers=(1, 2, 3), vocab=(64, 65, 100), threads=(1, 2, 3))
+    contrast.kept = [(2.1, (Atom("layers", 1, 1), Atom("threads", low=2)))]
+    cases = asked(contrast, lambda case: case.threads > 1)
+    assert any(case.layers > 1 and case.threads > 1 for case in cases)
+    assert in_statements(contrast.condition) == "the number of threads is at least 2"
 
 
 def test_a_statement_about_a_number_is_tested_with_several():
     """Right runs with one other number do not show that a statement is not too narrow: threads 2 is wrong, 1 right, and so 3 is asked."""
-    edges = {name: values[:1] for name, values in EDGES.items()} | {"threads": (1, 2, 3), "vocab": (64, 65, 100)}
-    failing, passing = [Case(threads=2), Case(threads=2, vocab=65)], [Case(), Case(vocab=65)]
-    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(), random.Random(1))
+    contrast = contrast_in([Case(threads=2), Case(threads=2, vocab=65)], [Case(), Case(vocab=65)], threads=(1, 2, 3, 4), vocab=(64, 65))
     (atom,) = contrast.condition
     assert contrast.right_without(atom) == [1, 1]
-    assert contrast.untested() == [atom]
-    near = Pool(case for case in contrast.neighbours() if case not in {*failing, *passing})
-    assert {case.threads for case in contrast.alone(near)} <= {3, 4}
+    assert contrast.doubted(atom, np.array([1, 3, 4])).tolist() == [False, True, True]
+    assert {case.threads for case in asked(contrast, lambda case: case.threads == 2)} >= {3, 4}  # 4: a multiple
 
 
 @pytest.mark.parametrize("tokens", EDGES["tokens"])
@@ -288,7 +331,7 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
         case = fitted(Case(tokens=tokens, length=length, vocab=vocab))
         ids, facts = tokens_of(case)[0].tolist(), facts_of(case)
         behind = [length - 1 - ids.index(x) if x in ids else -1 for x in (0, 1, 2, 3, vocab - 1)]
-        assert [facts[name] for name in facts if name.startswith("behind")] == behind
+        assert [facts[name] for name in FACTS if name.startswith("behind")] == behind
         assert in_statements([Atom("behind 3", low=0)]) == "the prompt has the id 3"
         assert (facts["highest"], facts["tail 32"], is_alike(case)) == (max(ids), max(ids) >= vocab // 32 * 32, len({*ids}) == 1 < length)
 
@@ -300,7 +343,7 @@ def contrast_of(truth, fails, seed=3, runs=60, **edges):
     cases = [deck.draw() for _ in range(40)]
     failing, passing = [c for c in cases if fails(c)], [c for c in cases if not fails(c)]
     least = smallest(failing[0], Case(), lambda some: list(map(fails, some)), failing.append)
-    contrast = Contrast(least, failing, passing, lambda case: {}, edges, deck.draw, rng, spare=2)
+    contrast = Contrast(least, failing, passing, lambda case: {}, deck, spare=2)
     for _ in range(runs):
         for case in contrast.propose(1):
             contrast.add(case, fails(case))
@@ -321,8 +364,9 @@ def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
     own = lambda c: [end - start for start, end in calls_of(c, c.length) if start >= c.prefix]  # noqa: E731
     truth = lambda c: c.head_dim % 16 > 0 and any(map(odd, own(c)))  # noqa: E731
     contrast, _ = contrast_of(truth, truth)
+    contrast.add(fitted(Case(head_dim=40, length=5, prefix=3)), False)
     assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls"}, in_statements(contrast.condition)
-    assert any(meets(contrast.condition, case) for case in contrast.passing)
+    assert contrast.spared > 0
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
@@ -335,31 +379,23 @@ def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do(
 
 def test_what_failing_runs_have_alike_is_changed_before_a_condition_stands():
     """All that failed had one thread and no steps of single tokens: of these the condition says nothing, so they are asked for."""
-    edges = {name: values[:1] for name, values in EDGES.items()} | {"length": (4, 8, 9), "threads": (1, 2), "chunk": (0, 1, 2)}
-    failing, passing = [Case(length=9), Case(length=12)], [Case(), Case(length=8), Case(length=7)]
-    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(), random.Random(1))
-    contrast.agreed = contrast.missed = 100
+    contrast = contrast_in([Case(length=9), Case(length=12)], [Case(), Case(length=8), Case(length=7)],
+                           length=(4, 8, 9), threads=(1, 2), chunk=(0, 1, 2))  # fmt: skip
     assert in_statements(contrast.told()) == "the prompt is longer than 8 tokens"
-    near, asked = Pool(contrast.neighbours()), []
-    while cases := contrast.vary(near):
-        assert not contrast.tested
-        asked += cases
-        contrast.failing += cases
-    assert contrast.varied
-    assert {(case.chunk, case.threads, case.length > 8) for case in asked} == {(1, 1, True), (0, 2, True)}
-    contrast.spared = 1  # of two runs that meet it
-    assert (contrast.tested, contrast.stands) == (True, False)
-    contrast.add(Case(length=12, chunk=1), False)
-    assert not contrast.varied
+    cases = [case for case in asked(contrast, lambda case: case.length > 8) if case.length > 8]
+    assert True in {case.threads > 1 for case in cases} & {case.chunk == 1 for case in cases}
+    assert contrast.stands
+    contrast.spared = len(contrast.failing)  # as many right runs that meet it
+    assert (contrast.settled, contrast.stands) == (True, False)
+    contrast.add(Case(length=12, threads=8), False)
+    assert not contrast.settled
 
 
 def test_the_gap_at_a_bound_is_asked_for_and_else_said():
-    edges = {name: values[:1] for name, values in EDGES.items()} | {"length": (4, 8, 30, 64)}
-    failing, passing = [Case(length=64), Case(length=100)], [Case(), Case(length=8)]
-    contrast = Contrast(failing[0], failing, passing, lambda case: {}, edges, lambda: Case(length=30), random.Random(1))
+    contrast = contrast_in([Case(length=64), Case(length=100)], [Case(), Case(length=8)], length=(4, 8, 30, 64))
     assert in_statements(contrast.told()) == "the prompt is longer than 63 tokens (right at 8)"
     (atom,) = contrast.condition
-    assert contrast.between(Pool([Case(length=30), Case(length=8), Case(length=7), Case(length=65)])) == [Case(length=30)]
+    assert contrast.doubted(atom, np.array([7, 8, 30, 65])).tolist() == [False, False, True, False]
     contrast.add(Case(length=30), False)
     assert contrast.gap(atom) == 30
 
@@ -391,7 +427,7 @@ def test_a_shorter_case_of_a_finding_is_made_smaller():
 
 def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
     case = Case(length=40, chunk=1)
-    contrast = Contrast(case, [case], [Case()], lambda case: {0: 32}, EDGES, lambda: case, random.Random(1))
+    contrast = Contrast(case, [case], [Case()], lambda case: {0: 32}, Deck(EDGES, random.Random(1)))
     assert contrast.bad.column("starts").max() == 32
     assert contrast.good.column("starts").max() == 0
 
