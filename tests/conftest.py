@@ -96,6 +96,14 @@ def written(tmp_path):
     return writer(tmp_path)
 
 
+def pytest_collection_modifyitems(items):
+    """EXAMPLES=20 gives each property twenty times its examples, for the draws that are rare."""
+    if (times := int(os.environ.get("EXAMPLES", "1"))) > 1:
+        for test in {item.obj for item in items if hasattr(item.obj, "hypothesis")}:
+            usual = test._hypothesis_internal_use_settings
+            test._hypothesis_internal_use_settings = settings(usual, max_examples=times * usual.max_examples)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """A worker of xdist that crashes leaves its stack in a file: standard error is often lost."""

@@ -409,7 +409,7 @@ class _Hunting:
             self.take(n, plainer)
         pursuit.shrink()
         self.take(n, pursuit.smallest)
-        for case in {*pursuit.runs()[1]} - known:
+        for case in [case for case in pursuit.runs()[1] if case not in known]:  # in the order of the runs
             self.doubt(case)
 
     def take(self, n: int, case: Case) -> None:

@@ -163,18 +163,21 @@ def lengths_of(case: Case) -> tuple[int, ...]:
 
 def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:
     """The ids of each sequence. A shorter length has the first ids of a longer one."""
-    sequences = []
-    for b, length in enumerate(lengths_of(case)):
-        rng = np.random.default_rng([case.seed, b, 7])
-        ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(case.vocab - 2, 1)
-        if case.tokens == "alike":
-            ids[:] = ids[0]
-        elif case.tokens != "inner":
-            often = rng.random(CONTEXT) < 0.5
-            often[0] = True
-            ids[often] = ids[often] % 4 if case.tokens == "low" else {"first": 0, "last": case.vocab - 1}[case.tokens]
-        sequences.append(np.minimum(ids, case.vocab - 1)[:length])
-    return tuple(sequences)
+    return tuple(_ids(case.seed, b, case.vocab, case.tokens)[:length].copy() for b, length in enumerate(lengths_of(case)))
+
+
+@lru_cache(1 << 10)  # of the thousands of cases that a hunt weighs, most have the ids of another one
+def _ids(seed: int, b: int, vocab: int, tokens: str) -> NDArray[np.int64]:
+    """The ids of the longest sequence in place b of a batch."""
+    rng = np.random.default_rng([seed, b, 7])
+    ids = 1 + rng.integers(0, 1 << 40, CONTEXT) % max(vocab - 2, 1)
+    if tokens == "alike":
+        ids[:] = ids[0]
+    elif tokens != "inner":
+        often = rng.random(CONTEXT) < 0.5
+        often[0] = True
+        ids[often] = ids[often] % 4 if tokens == "low" else {"first": 0, "last": vocab - 1}[tokens]
+    return np.minimum(ids, vocab - 1)
 
 
 _KEPT = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling", "yarn",

@@ -147,7 +147,7 @@ class ByteLevelBpe:
 def byte_level_bpe(keys: Keys, vocabulary: Vocabulary, pre: PreTokenizer) -> ByteLevelBpe:
     """From a file whose tokenizer.ggml.model is "gpt2". Raises FileFormatError or UnsupportedError."""
     ids = vocabulary.ids[NORMAL]
-    for character in set().union(*ids) - set(BYTE_CHARACTERS):
+    for character in sorted(set().union(*ids) - set(BYTE_CHARACTERS)):
         token = next(token for token in ids if character in token)
         wrong = f"has {shown(token)} of type normal, but {character!r} is none of the 256 byte characters"
         keys.check(False, "tokenizer.ggml.tokens", wrong)

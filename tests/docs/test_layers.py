@@ -5,6 +5,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from graphlib import TopologicalSorter
 
 import pages
@@ -51,8 +52,13 @@ def code_lines(source):
     return len(rows)
 
 
+@cache
+def lines_of(path):
+    return code_lines(path.read_text("utf-8"))
+
+
 def lines(paths):
-    return sum(code_lines(path.read_text("utf-8")) for path in paths)
+    return sum(map(lines_of, paths))
 
 
 def files(folder):

@@ -26,8 +26,6 @@ from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import KINDS, Engine, accumulate, bfloat16, precise
 from scripts.judging.faults import silu
 
-RNG = np.random.default_rng(0)
-
 
 def judged(model, ids, dump, **how):
     return judge_trace(model, trace(dump), ids, **how)
@@ -38,7 +36,8 @@ def judged(model, ids, dump, **how):
 
 @pytest.mark.parametrize(("kind", "least"), [("float16", 0.9), ("bfloat16", 0.9), ("q8_0", 0.5)])
 def test_half_a_step_is_the_largest_error_of_a_type(kind, least):
-    x = RNG.standard_normal((50, 64)) * (1 if kind == "q8_0" else np.exp(RNG.uniform(-20, 3, (50, 64))))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 64)) * (1 if kind == "q8_0" else np.exp(rng.uniform(-20, 3, (50, 64))))
     share = np.abs(NARROW[kind](x) - x) / half_steps(x, kind)
     assert least < share.max() <= 1
 
@@ -52,7 +51,7 @@ def test_a_rounded_factor_is_shared_by_all_elements(family, name):
     model = random_model(1, family=family, n_layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=96)
     c = replace(model.config, residual_scale=0.4, embedding_scale=64.7)
     (operation,) = (o for o in graph.operations(replace(model, config=c), EXACT) if o.key.name == name)
-    inputs = [to_bfloat16(RNG.standard_normal((2000, 64))) for _ in operation.inputs]
+    inputs = to_bfloat16(np.random.default_rng(0).standard_normal((len(operation.inputs), 2000, 64)))
     factor = float(to_bfloat16(np.array(c.residual_scale if name == "l_out" else c.embedding_scale)))
     computed = inputs[0] + to_bfloat16(factor * inputs[1]) if name == "l_out" else factor * inputs[0]
     storage = Storage(("bfloat16",) * len(inputs), "bfloat16")
@@ -109,7 +108,7 @@ def test_float32_adds_nothing():
 
 def test_a_head_of_few_bits_is_within_its_type_and_no_other():
     model = random_model(2, family="llama", n_layers=1, tied=False)
-    x = RNG.standard_normal((9, model.config.width))
+    x = np.random.default_rng(0).standard_normal((9, model.config.width))
     operation = list(graph.operations(model, EXACT))[-1]
     head = rounded(model.head.astype(np.float64), "int4")
     theirs = (x @ head.T).astype(np.float32).astype(np.float64)

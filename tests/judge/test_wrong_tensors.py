@@ -357,7 +357,7 @@ def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
 
 def test_of_one_position_alone_nothing_is_said_about_others():
     """All of it is wrong, and none is left that is right."""
-    x = RNG.standard_normal((1, 96))
+    x = np.random.default_rng(0).standard_normal((1, 96))
     assert elements.few_places(Wrong(next(operations(LLAMA, EXACT)), [], x, x + 1, x < np.inf, 1e-7, {})) is None
 
 
@@ -366,8 +366,8 @@ def test_of_one_position_alone_nothing_is_said_about_others():
 
 @pytest.mark.parametrize("rows", [[3], [0, 5, 9]])
 def test_random_numbers_in_some_rows_have_no_cause(rows):
-    out = P["kqv_out"]
-    said = judged("llama", "kqv_out", changed(out, rows, RNG.standard_normal((len(rows), out.shape[1])) * np.abs(out).mean()))
+    out, noise = P["kqv_out"], np.random.default_rng(0).standard_normal((len(rows), P["kqv_out"].shape[1]))
+    said = judged("llama", "kqv_out", changed(out, rows, noise * np.abs(out).mean()))
     assert not said.startswith("at "), said
 
 
@@ -404,7 +404,7 @@ def test_a_factor_is_never_said_to_be_1(factor, said):
 def test_no_step_is_fitted_to_one_wrong_position(family, name):
     """Any row is right with some weight of a norm, or some bias: one equation for each unknown."""
     right = POINTS[family][Key(name, LAYER)].astype(np.float64)
-    wrong = changed(right, 3, right[3] * (1 + RNG.uniform(0.1, 1, right.shape[1])))
+    wrong = changed(right, 3, right[3] * (1 + np.random.default_rng(0).uniform(0.1, 1, right.shape[1])))
     assert read(family, name, wrong) == f"only position 3: the other {T - 1} are right"
 
 

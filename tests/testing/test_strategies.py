@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import find, given, settings
 from models import random_model
@@ -10,7 +11,7 @@ from models import random_model
 from bitnet_np.base.errors import OptionError, UnsupportedError
 from bitnet_np.model.records import Linear
 from bitnet_np.testing import strategies
-from bitnet_np.testing.space import Case, case_like
+from bitnet_np.testing.space import Case, case_like, tokens_of
 
 LIKE = random_model(1, family="gemma2", weights="Q8_0", width=64, ffn=64, heads=4, kv_heads=2, head_dim=32, vocab=70)
 
@@ -65,3 +66,11 @@ def test_without_hypothesis_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis.strategies", None)
     with pytest.raises(UnsupportedError, match=r"needs hypothesis: pip install 'bitnet_np\[hypothesis\]'"):
         strategies.cases()
+
+
+def test_who_changes_the_tokens_of_a_case_changes_no_others():
+    case = Case(length=9)
+    before = tokens_of(case)[0].copy()
+    tokens_of(case)[0][:] = 0
+    assert (before > 0).all()
+    np.testing.assert_array_equal(tokens_of(replace(case, length=5))[0], before[:5])

@@ -398,7 +398,8 @@ def _of_weights(law: Law, node: Node, x: Array, value: Array) -> Error:
     """The roundings of a matrix to the type of the numbers, and to that of a head that the engine has converted."""
     weights, types = node.inputs[1].value.weights, law.types
     own = "float32" if isinstance(weights, Ternary) or type_of(weights) == types.output else types.output
-    kinds = {own, types.precision.mul, types.precision.head if node.inputs[1].noun == HEAD else "float32"} - {"float32"}
+    head = types.precision.head if node.inputs[1].noun == HEAD else "float32"
+    kinds = [kind for kind in dict.fromkeys((own, types.precision.mul, head)) if kind != "float32"]  # in one order: sums are of floats
     if not kinds:
         return Error()
     worst, square = np.zeros(value.shape), np.zeros(value.shape)
