@@ -354,7 +354,7 @@ def test_coarser_noise_of_logits_has_to_be_declared():
 
 @given(st.floats(-8, -2))
 def test_no_mistake_in_all_numbers_is_offered_as_noise(power):
-    """What one operation is not believed to have is not offered for several."""
+    """What is coarser than 8-bit floats is not offered for several operations."""
     said = doubt(2.0**power)
     assert ("--precision" in said) == (power <= -4)
     assert re.search(r"2\^(-[\d.]+)", said)[1] in (f"{np.ceil(power):.0f}", f"{power:.1f}")

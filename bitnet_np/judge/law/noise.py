@@ -32,6 +32,8 @@ COARSEST = 2.0**-2
 """The largest level of any format: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
 COARSEST_UNNAMED = 2.0**-3
 """The largest level that is believed of one operation without knowing its format: weights of 4 bits in blocks have 2^-3.4 at most."""
+_COARSEST_OFFERED = 2.0**-4
+"""The largest level of several operations that is offered to be declared: integers that saturate, and other mistakes, are coarser."""
 COARSEST_SEEN = 2.0**-6
 """The same of several operations and of logits, where a mistake has no place, and of sums of layers: int8 of whole tensors has 2^-6.6."""
 LARGEST_SEEN = 2.0**-4
@@ -184,9 +186,8 @@ def wrong_term(terms: Sequence[Array], error: Array) -> str:
 
 
 def doubt(level: float) -> str:
-    """What errors are where they are like noise that is too coarse to be believed, in words; and how to declare it, where one operation
-    may have it: mistakes in all numbers, as where integers saturate, are as large as coarser noise."""
-    if level > COARSEST_UNNAMED:
+    """What errors are where they are like noise that is too coarse to be believed, in words; and how to declare it, if that is offered."""
+    if level > _COARSEST_OFFERED:
         why = "a coarse format that is not known, or a mistake in all numbers"
         return f"errors are alike everywhere, at a level of 2^{np.log2(level):.1f}: {why}"
     power = int(np.ceil(np.log2(level)))
