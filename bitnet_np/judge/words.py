@@ -70,7 +70,7 @@ def least_to_largest(numbers: NDArray, count: int = 4) -> str:
 def instead(theirs: float, right: float, least: int = 6) -> str:
     """A number instead of another, of so many digits, or of as many as tell them apart."""
     texts = ((f"{theirs:.{n}g}", f"{right:.{n}g}") for n in range(least, 18))
-    return " instead of ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(theirs), repr(right))))
+    return " instead of ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(float(theirs)), repr(float(right)))))
 
 
 def plain(number: float, near: float) -> str:

@@ -37,7 +37,7 @@ from bitnet_np.judge.evidence import SPARE
 from bitnet_np.judge.law.codes import Planes
 from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
-from bitnet_np.judge.readings.structure import POWERS, Numbers, loose_structure, rank, structure
+from bitnet_np.judge.readings.structure import POWERS, Numbers, described_function, loose_structure, rank, structure
 from bitnet_np.judge.words import moves_in_words
 from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.testing.models import random_model
@@ -107,6 +107,14 @@ def test_functions_of_each_number_are_told(x, limit):
     assert told(np.minimum(y, limit), y).startswith(f"numbers above {limit:.4g}"[:-1])
     assert told(limit * np.tanh(y / limit), y).startswith(f"numbers are soft-capped at {limit:.4g}"[:-1])
     assert told(ACTIVATIONS["SiLU"](x), x) == "SiLU of them stands there"
+
+
+@given(st.integers(0, 99), st.integers(2, 6))
+def test_a_function_is_shown_by_numbers_at_which_it_is_wrong(seed, eighths):
+    """It may be right at most of them, as a table is of which one entry is wrong."""
+    right = np.random.default_rng(seed).integers(0, 8, 800) / 8.0
+    said = described_function(right, right + (right == eighths / 8), right, "what is right")
+    assert said == f"it is another function of what is right: {1 + eighths / 8:.4g} instead of {eighths / 8:.4g} at {eighths / 8:.4g}"
 
 
 @pytest.mark.parametrize(

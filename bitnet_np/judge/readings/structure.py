@@ -22,6 +22,7 @@ GROUPS = 3  # factors that are said one by one
 _RATIOS, _MANY = 32, 500  # numbers with a ratio, of which few are different; numbers that show a function
 _RANK = 4  # the most that is said
 _OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: what tries hundreds of places looks at no more
+_SHOWN = 0.1  # of the mean error, that numbers that are said have at least
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
@@ -337,7 +338,9 @@ def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
     between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / step
     if not ((error[1:-1] - between) ** 2).mean() <= SMOOTH * min((error**2).mean(), y.var()):
         return None
-    points = dict.fromkeys(int(i) for i in np.searchsorted(x, np.linspace(x[0], x[-1], 6)[1:-1]))
+    wrong = np.flatnonzero(np.abs(error) >= _SHOWN * np.sqrt((error**2).mean()))  # a function may be right at most numbers
+    spread = np.linspace(x[wrong[0]], x[wrong[-1]], 6)[1:-1]
+    points = dict.fromkeys(wrong[np.searchsorted(x[wrong], spread)].tolist())
     return f"it is another function of {of}: " + listed([f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points])
 
 
