@@ -24,7 +24,7 @@ from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import Engine, bfloat16
-from scripts.judging.policies import TUNED, UNSEEN, Dense, scaled
+from scripts.judging.policies import TUNED, UNSEEN, Dense, cut, scaled
 
 SHAPE = {"family": "qwen2", "n_layers": 3, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 96}
 MODEL = random_model(1, **SHAPE)
@@ -131,6 +131,19 @@ def test_a_factor_of_one_term_of_a_sum_is_no_noise(name):
     report = judged(engine.run())
     assert report.verdict == Verdict.WRONG
     assert f"at layer 0 {name}" in report.reason
+
+
+def test_sums_of_layers_may_be_cut():
+    """A common factor makes most of the error then, and the larger term has most of that in common."""
+    assert report_of(lambda name, n, x: cut(10)(x) if name in ("ffn_inp", "l_out") else x).verdict == Verdict.NARROW
+
+
+def test_factors_of_elements_are_no_noise():
+    """As where rows of a matrix have the scales of others: some 10 % are less than the noise of 4-bit weights."""
+    factors = np.exp(0.1 * np.random.default_rng(0).standard_normal(SHAPE["ffn"])).astype(np.float32)
+    report = report_of(lambda name, n, x: x * factors if name in ("ffn_gate", "ffn_up") else x)
+    assert report.verdict == Verdict.WRONG
+    assert "at layer 0 ffn_gate" in report.reason
 
 
 PRODUCTS_OF_A_LAYER = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")

@@ -46,7 +46,8 @@ FINE = 2.0**-8
 _MANY = 0.3  # of the others of its kind
 _NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; where a table is exact some have
 _FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
-_FACTOR_OF_ROWS = 0.5  # of the squared error, of a factor for each position, where noise is coarse
+_FACTOR_OF_ROWS = 0.5  # of the squared error, of a factor for each position or element, where noise is coarse
+_FEWEST = 8  # numbers that have a factor in common: chance makes one of a few
 _ROWS = 4  # fewest to know what they have in common
 _PRODUCTS = 4  # fewest others of a layer to know its format
 _TERM = 0.5  # of the squared error, of a factor of one term of a sum
@@ -97,9 +98,8 @@ def kind_of(key: Key) -> str:
     """The kind of one operation."""
     if key.name in (*FIELDS, "result_output"):
         return PRODUCTS
-    if key.name in ("ffn_inp", "l_out"):  # what a layer adds to, which engines hand to another machine in 8 bits
-        return STREAM
-    return ATTENTION if key.name in ("kqv_out", "kq") else key.name
+    # engines hand what layers add to on to another machine in 8 bits
+    return {"ffn_inp": STREAM, "l_out": STREAM, "kqv_out": ATTENTION, "kq": ATTENTION}.get(key.name, key.name)
 
 
 def residual(key: Key, value: Array, unit: Array, theirs: Array) -> Residual:
@@ -139,11 +139,12 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
 
 
 def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
-    """What of the positions of a coarse error is not like noise, in words: a factor, or a position that sees too little to be wrong."""
-    size = (value**2).sum(axis=1)
-    factors = (error * value).sum(axis=1) / np.maximum(size, TINY)
-    if kind in OF_SUMS and float((factors**2 * size).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
-        return "each position is a multiple of what it should be"
+    """What of the positions or elements of a coarse error is not like noise, in words: a factor, or a position that sees too little to be
+    wrong."""
+    for axis, what in ((1, "position"), (0, "element")):
+        along, size = (error * value).sum(axis=axis), np.maximum((value**2).sum(axis=axis), TINY)
+        if kind in OF_SUMS and value.shape[axis] >= _FEWEST and float((along**2 / size).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
+            return f"each {what} is a multiple of what it should be"
     least = int((r**2).mean(axis=1).argmin())
     if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
         return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
@@ -176,12 +177,15 @@ def left_out(x: Array, weights: Weights, error: Array) -> str:
     return f"{most.size} inputs from {most[0]} to {most[-1]} make most of the error" if left < float((error**2).sum()) / 2 else ""
 
 
-def wrong_term(terms: Sequence[Array], error: Array) -> str:
-    """The term [T, width] of a sum that makes most of its error by a factor, in words; or none."""
-    for number, term in enumerate(terms, 1):
-        along, size = float((term * error).sum()), float((term**2).sum())
-        if along**2 > _TERM * size * float((error**2).sum()):
-            return f"term {number} of the sum is {1 + along / size:.6g} times what it should be"
+def wrong_term(terms: Sequence[Array], value: Array, error: Array) -> str:
+    """The term [T, width] of a sum that makes most of its error by a factor, in words; or none. A factor of the whole sum, which numbers
+    that are cut have as well, is not counted."""
+    parts = np.stack([*terms, error])
+    parts -= ((parts * value).sum(axis=(1, 2)) / max(float((value**2).sum()), TINY))[:, None, None] * value
+    for number, term in enumerate(parts[:-1], 1):
+        along, square = float((term * parts[-1]).sum()), max(float((term**2).sum()), TINY)
+        if along**2 > _TERM * square * float((parts[-1] ** 2).sum()):
+            return f"term {number} of the sum is {1 + along / square:.6g} times what it should be"
     return ""
 
 
@@ -218,13 +222,10 @@ class Noise:
     def explains(self, key: Key) -> bool:
         """Whether the error of a tensor is like noise, and what many others have: engines may spare a few layers."""
         own = self.residuals[key]
-        if not own.is_believed:
-            return False
-        if self._is_like_others(key) or self._is_of_its_layer(key):
-            return True
-        if key.name in ("result_output", TABLE) and own.kind != SEVERAL:  # the head and the embedding may have formats of their own
-            return True
-        return not self._others(key) and own.kind != SEVERAL and own.level <= FINE
+        is_single = own.kind != SEVERAL
+        is_apart = is_single and key.name in ("result_output", TABLE)  # the head and the embedding may have other formats
+        is_alone = is_single and own.level <= FINE and not self._others(key)
+        return own.is_believed and (is_apart or is_alone or self._is_like_others(key) or self._is_of_its_layer(key))
 
     def _is_like_others(self, key: Key) -> bool:
         own, others = self.residuals[key], [self.residuals[other] for other in self._others(key)]
@@ -238,10 +239,9 @@ class Noise:
 
     def words(self, key: Key, function: str = "") -> str:
         """The noise of an operation, in words. function: the name of the one that it is made of, if there is one."""
-        kind, level, alike = self.residuals[key].kind, self.residuals[key].level, ""
-        if self._others(key):
-            in_layer = self._is_of_its_layer(key) and not self._is_like_others(key)
-            alike = f", alike in all products of layer {key.layer}" if in_layer else ", everywhere alike"
+        kind, level = self.residuals[key].kind, self.residuals[key].level
+        in_layer = self._is_of_its_layer(key) and not self._is_like_others(key)
+        alike = f", alike in all products of layer {key.layer}" if in_layer else ", everywhere alike" * bool(self._others(key))
         is_rounded = kind in (*OF_SUMS, SEVERAL)
         noun = {SEVERAL: "operations", TABLE: "embeddings"}.get(kind, kind) if is_rounded else function or key.name
         how = f"computed with about 2^{np.log2(level):.1f} of noise" if is_rounded else f"approximated to {level:.1g}"
