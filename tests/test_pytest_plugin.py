@@ -41,6 +41,7 @@ def run(numba_is_loaded, pytester):
     """Runs a suite of these tests in a pytest of its own, with these options."""
 
     def run_suite(tests, *options):
+        pytester.makeini("[pytest]")  # of its own, not one of a folder above
         pytester.makepyfile(test_engine=SUITE + tests)
         return pytester.runpytest_inprocess("-p", "pytest_bitnet_np", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", *options)
 
