@@ -47,6 +47,7 @@ _MANY = 0.3  # of the others of its kind
 _NONE = 2.0**-8  # of the level: numbers that are off by less have no noise; where a table is exact some have
 _FACTOR = 0.95  # of the squared error: operands that are cut leave 0.85 to a common factor, a wrong scale all, and a bias to the mean
 _FACTOR_OF_ROWS = 0.5  # of the squared error, of a factor for each position or element, where noise is coarse
+_POSITIONS = 64  # that are compared with one another
 _FEWEST = 8  # numbers that have a factor in common: chance makes one of a few
 _ROWS = 4  # fewest to know what they have in common
 _PRODUCTS = 4  # fewest others of a layer to know its format
@@ -141,14 +142,22 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
 def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
     """What of the positions or elements of a coarse error is not like noise, in words: a factor, or a position that sees too little to be
     wrong."""
-    for axis, what in ((1, "position"), (0, "element")):
+    for axis, what, chance in ((1, "position", 0.0), (0, "element", _likeness(value))):
         along, size = (error * value).sum(axis=axis), np.maximum((value**2).sum(axis=axis), TINY)
-        if kind in OF_SUMS and value.shape[axis] >= _FEWEST and float((along**2 / size).sum()) > _FACTOR_OF_ROWS * float((error**2).sum()):
+        share, most = float((along**2 / size).sum()), _FACTOR_OF_ROWS * (1 + chance) * float((error**2).sum())
+        if kind in OF_SUMS and value.shape[axis] >= _FEWEST and share > most:
             return f"each {what} is a multiple of what it should be"
     least = int((r**2).mean(axis=1).argmin())
     if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
         return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
     return ""
+
+
+def _likeness(value: Array) -> float:
+    """The part of the squares of noise that factors of elements explain by chance: all of it where positions are multiples of one."""
+    some = value[:: -(-len(value) // _POSITIONS)]
+    products = some @ some.T
+    return float((products**2).sum()) / max(float(np.trace(products)) ** 2, TINY)
 
 
 def odd_across(errors: Array, noisy: Array, level: float) -> str:
