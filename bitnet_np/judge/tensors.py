@@ -183,7 +183,7 @@ class TensorJudge:
         theirs = self.theirs[site.key]
         found = noise_law.residual(site.key, expected.value, site.unit(*inputs), theirs)
         if not found.odd and found.kind == noise_law.STREAM:
-            return found._replace(odd=noise_law.wrong_term([x.astype(np.float64) for x in inputs], expected.value, theirs - expected.value))
+            return found._replace(odd=noise_law.wrong_term(inputs, expected.value, theirs - expected.value))
         if found.odd or found.kind != noise_law.PRODUCTS:
             return found
         weights, error = linear_of(self.model, site.key).weights, theirs - expected.value

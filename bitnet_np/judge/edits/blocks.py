@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.block_formats import RUN, Bits, Factor, Format, Integers
+from ..law.codes import unscaled
 
 Formats = Iterator[tuple[str, Format]]
 
@@ -51,7 +52,7 @@ def _zero_points(form: Format) -> Formats:
 def _other_factors(form: Format) -> Formats:
     """Yields the formats whose scales and minimums are other fields."""
     scale, minimum = form.scale, form.minimum
-    yield "codes are not multiplied by scales", replace(form, scale=Factor(scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
+    yield "codes are not multiplied by scales", unscaled(form)
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone

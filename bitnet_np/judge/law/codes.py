@@ -59,9 +59,13 @@ def scales_and_codes(table: Blocks, rows: NDArray[np.integer]) -> tuple[Array, A
 
 
 def _codes(table: Blocks, rows: NDArray[np.integer], form: Format) -> Array:
-    plain = Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256)
     data = np.ascontiguousarray(table.data[rows]).view(np.uint8)
-    return weights_as(data, replace(form, scale=plain, minimum=None)).astype(np.float64)
+    return weights_as(data, unscaled(form)).astype(np.float64)
+
+
+def unscaled(form: Format) -> Format:
+    """The format whose weights are the codes of this one."""
+    return replace(form, scale=Factor(form.scale.half, lanes=(0,) * RUN, table=(1.0,) * 256), minimum=None)
 
 
 class Planes(NamedTuple):

@@ -19,10 +19,8 @@ from .wrong import Wrong
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
 _LARGE = 1 << 22  # weights: of a larger matrix wrong rows alone are compared
-_NUMBERS, _FEW = (
-    32,
-    16,
-)  # of a product: in fewer two orders are found by chance; of them, and of positions, that tell orders of bits
+_NUMBERS = 32  # of a product: in fewer two orders are found by chance
+_FEW = 16  # of them, and of positions, by which orders of bits are told
 
 
 def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
