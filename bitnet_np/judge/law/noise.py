@@ -142,11 +142,12 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
 def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
     """What of the positions or elements of a coarse error is not like noise, in words: a factor, or a position that sees too little to be
     wrong."""
-    for axis, what, chance in ((1, "position", 0.0), (0, "element", _likeness(value))) if kind in OF_SUMS else ():
-        along, size = (error * value).sum(axis=axis), np.maximum((value**2).sum(axis=axis), TINY)
-        share, most = float((along**2 / size).sum()), _FACTOR_OF_ROWS * (1 + chance) * float((error**2).sum())
-        if value.shape[axis] >= _FEWEST and share > most:
-            return f"each {what} is a multiple of what it should be"
+    if kind in OF_SUMS:
+        for axis, what, chance in ((1, "position", 0.0), (0, "element", _likeness(value))):
+            along, size = (error * value).sum(axis=axis), np.maximum((value**2).sum(axis=axis), TINY)
+            share, most = float((along**2 / size).sum()), _FACTOR_OF_ROWS * (1 + chance) * float((error**2).sum())
+            if value.shape[axis] >= _FEWEST and share > most:
+                return f"each {what} is a multiple of what it should be"
     least = int((r**2).mean(axis=1).argmin())
     if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
         return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
