@@ -5,6 +5,7 @@ A rounding policy (policies.py) replaces `Num`, the numerics; a fault (condition
 """
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -458,29 +459,16 @@ class Engine:
             self.forward(tokens[i : i + step], start + i)
 
 
+def sets(*kinds):
+    """The names of the files that hold policies, public_faults or conditional_faults."""
+    return sorted(name[:-3] for name in os.listdir(HERE) if name.startswith(kinds) and name.endswith(".py"))
+
+
 def faults():
     """The faults of all files, by id: records with `engine`, a subclass of Engine."""
     sys.path.insert(0, HERE)
     sys.modules.setdefault("engine", sys.modules[__name__])
-    import conditional_faults
-    import conditional_faults_b
-    import conditional_faults_c
-    import conditional_faults_d
-    import conditional_faults_e
-    import conditional_faults_f
-    import conditional_faults_g
-    import public_faults
-    import public_faults_b
-    import public_faults_c
-    import public_faults_d
-    import public_faults_e
-    import public_faults_f
-    import public_faults_g
-
-    sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e, conditional_faults_f]
-    sets += [conditional_faults_g]
-    sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f, public_faults_g]
-    return {id: case for module in sets for id, case in module.FAULTS.items()}
+    return {id: case for name in sets("public_faults", "conditional_faults") for id, case in importlib.import_module(name).FAULTS.items()}
 
 
 def policy_of(policy):

@@ -11,13 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import engine
+
 HERE = Path(__file__).parent
 CALL = "--model {model} --tokens {tokens} --out {out}.npz --chunk {chunk} --prefix {prefix} --threads {threads}"
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("set", choices=[f"conditional_faults{x}" for x in ("", "_b", "_c", "_d", "_e", "_f", "_g")])
+    parser.add_argument("set", choices=engine.sets("conditional_faults"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", default=())
     parser.add_argument("--time", default="60", help="seconds of each hunt (default %(default)s)")
@@ -29,8 +31,8 @@ def main(argv=None):
             continue
         path = options.out / f"{id}.json"
         if not path.is_file():
-            engine = f"{sys.executable} {HERE / 'engine.py'} --fault {id} --what {options.what} {CALL}"
-            command = [sys.executable, "-m", "bitnet_np", "hunt", HERE / f"models/{fault.model}.gguf", "--engine", engine, "--single"]
+            call = f"{sys.executable} {HERE / 'engine.py'} --fault {id} --what {options.what} {CALL}"
+            command = [sys.executable, "-m", "bitnet_np", "hunt", HERE / f"models/{fault.model}.gguf", "--engine", call, "--single"]
             path.write_bytes(subprocess.run([*command, "--time", options.time, "--json"], stdout=subprocess.PIPE, check=False).stdout)
         result = json.loads(path.read_text() or '{"findings": [], "runs": 0, "seconds": 0}')
         print(f"{id} {fault.model}: {len(result['findings'])} findings in {result['runs']} runs, {result['seconds']} s")
