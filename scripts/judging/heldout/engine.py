@@ -495,8 +495,9 @@ def policy_of(policy):
     import policies_e
     import policies_f
     import policies_g
+    import policies_h
 
-    sets = (policies, policies_b, policies_c, policies_d, policies_e, policies_f, policies_g)
+    sets = (policies, policies_b, policies_c, policies_d, policies_e, policies_f, policies_g, policies_h)
     return {id: case for module in sets for id, case in module.POLICIES.items()}[policy].make()
 
 

@@ -14,7 +14,7 @@ import bitnet_np as bn
 FORMS = {"whole": "", "layers": ("l_out", "result_output"), "logits": "result_output"}
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-SETS = [f"{kind}{x}" for kind, letters in (("policies", "bcdefg"), ("public_faults", "bcdefg")) for x in ("", *(f"_{y}" for y in letters))]
+SETS = [f"{kind}{x}" for kind, letters in (("policies", "bcdefgh"), ("public_faults", "bcdefg")) for x in ("", *(f"_{y}" for y in letters))]
 parser.add_argument("set", choices=SETS)
 parser.add_argument("form", choices=FORMS)
 parser.add_argument("--budget", type=float, default=15.0, help="seconds of each search for causes (default %(default)s)")
