@@ -469,6 +469,7 @@ def faults():
     import conditional_faults_e
     import conditional_faults_f
     import conditional_faults_g
+    import conditional_faults_h
     import public_faults
     import public_faults_b
     import public_faults_c
@@ -478,7 +479,7 @@ def faults():
     import public_faults_g
 
     sets = [conditional_faults, conditional_faults_b, conditional_faults_c, conditional_faults_d, conditional_faults_e, conditional_faults_f]
-    sets += [conditional_faults_g]
+    sets += [conditional_faults_g, conditional_faults_h]
     sets += [public_faults, public_faults_b, public_faults_c, public_faults_d, public_faults_e, public_faults_f, public_faults_g]
     return {id: case for module in sets for id, case in module.FAULTS.items()}
 

@@ -17,7 +17,7 @@ CALL = "--model {model} --tokens {tokens} --out {out}.npz --chunk {chunk} --pref
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("set", choices=[f"conditional_faults{x}" for x in ("", "_b", "_c", "_d", "_e", "_f", "_g")])
+    parser.add_argument("set", choices=[f"conditional_faults{x}" for x in ("", "_b", "_c", "_d", "_e", "_f", "_g", "_h")])
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", default=())
     parser.add_argument("--time", default="60", help="seconds of each hunt (default %(default)s)")

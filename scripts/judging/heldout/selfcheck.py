@@ -15,7 +15,7 @@ import numpy as np
 from engine import F32, Engine, Num
 
 LEAST = 1e-4
-CHECKED = {"public_faults": "cdefg", "policies": "bcdefgh", "conditional_faults": "bcdefg"}
+CHECKED = {"public_faults": "cdefg", "policies": "bcdefgh", "conditional_faults": "bcdefgh"}
 
 
 def tokens_of(count, vocab, seed=7):
