@@ -476,16 +476,7 @@ def policy_of(policy):
         return policy
     sys.path.insert(0, HERE)
     sys.modules.setdefault("engine", sys.modules[__name__])
-    import policies
-    import policies_b
-    import policies_c
-    import policies_d
-    import policies_e
-    import policies_f
-    import policies_g
-
-    sets = (policies, policies_b, policies_c, policies_d, policies_e, policies_f, policies_g)
-    return {id: case for module in sets for id, case in module.POLICIES.items()}[policy].make()
+    return {id: case for name in sets("policies") for id, case in importlib.import_module(name).POLICIES.items()}[policy].make()
 
 
 def run(model_path, tokens, policy=None, fault=None, chunk=None, prefix=0, threads=1):
