@@ -54,7 +54,7 @@ def unpacked(engine, name, size, change):
 @fault(
     "J01",
     "the aligned kernel for whole tiles of 16 rows applies SiLU to up in place of gate",
-    "common practice: a fused gated product whose two kernels disagree on which half of the matrix comes first",
+    "ml-explore/mlx-lm/pull/767 (gate and up in the wrong order in one of several paths)",
     lambda c, t, k, p, n: any(m % 16 == 0 for m in lengths(t, k, p)),
     "a call whose number of tokens is a multiple of 16 (16 and 32 are wrong, 15 and 17 right)",
     ("tokens in a call", 16),
@@ -249,7 +249,7 @@ class _(Engine):
 @fault(
     "J12",
     "a graph is used again where the call has as many tokens as the one before, and its positions are not: RoPE gets those of the first such call",
-    "common practice: graphs that are reused by the shape of their inputs",
+    "ikawrakow/ik_llama.cpp/pull/2260 (a graph that is used again by too few of the things it depends on)",
     lambda c, t, k, p, n: any(x == y >= 2 for x, y in zip(lengths(t, k, p), lengths(t, k, p)[1:])),
     "two calls of the same number of tokens (two or more), one behind the other",
     ("calls", 2),
@@ -305,7 +305,7 @@ class _(Engine):
 @fault(
     "J15",
     "a ring of one window whose write index is back at its beginning is taken for empty: the call sees nothing of what came before",
-    "common practice: a ring that is full and one that is empty have the same indices",
+    "ollama/ollama/pull/14912 (a rotating cache around its wrap); a ring that is full and one that is empty have the same indices",
     lambda c, t, k, p, n: bool(c.local) and any(a > 0 and a % c.window == 0 for a, b in spans(t, k, p)),
     "a call that begins at a multiple of the window (16, 32 and 48; 15 and 17 are right)",
     ("tokens", 17),
