@@ -7,6 +7,7 @@ import numpy as np
 
 from .bounds import within
 from .law.formats import TYPES
+from .law.levels import LEVELS
 from .law.noise import OF_SUMS, SEVERAL
 from .law.precision import Precision
 from .report.report import OperationVerdict
@@ -24,7 +25,8 @@ def flag(judge: TensorJudge, verdicts: Sequence[OperationVerdict]) -> Iterator[s
         return
     precision = replace(judge.types.precision, act=judge.types.act)
     sums = [o for o in narrow if judge.residuals[o.key].kind in (*OF_SUMS, SEVERAL)]
-    for field, base, some in (("noise", 2.0, sums), ("exp", 10.0, [o for o in narrow if o not in sums])):
+    functions = [o for o in narrow if o not in sums and o.mistake != LEVELS]  # what is stored in few numbers says so itself
+    for field, base, some in (("noise", 2.0, sums), ("exp", 10.0, functions)):
         worst = {o.key.name: o for o in sorted(some, key=lambda o: judge.residuals[o.key].level)}
         level = max((judge.residuals[o.key].level for o in worst.values()), default=0.0)
         if not level:  # a cache's type, which is assumed already

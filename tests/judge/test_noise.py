@@ -74,6 +74,25 @@ def assert_right(policy, names, is_coarse):
     assert report.verdict <= Verdict.NARROW, report.reason
 
 
+def test_a_cache_may_keep_its_first_token_whole_and_weights_may_not_be_wrong_behind_it():
+    int4 = scaled("int4")
+
+    def keys(x):  # [H, T, K]
+        return np.concatenate([x[:, :1], int4(x[:, 1:])], axis=1)
+
+    def values(x):  # [H, K, T]
+        return keys(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+    def exp(x):  # Schraudolph's: a straight line for each power of two
+        powers = np.maximum(x, -80) / np.log(2)  # masked scores are minus infinity
+        return np.where(x < -80, 0, np.ldexp(1 + powers % 1, np.floor(powers).astype(int))).astype(np.float32)
+
+    report = judged(Dense(MODEL, IDS, k=keys, v=values).run())
+    assert report.verdict == Verdict.NARROW, report.reason
+    report = judged(Dense(MODEL, IDS, exp=exp).run())
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("kqv_out", 0))
+
+
 @pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
 def test_right_engines_pass_whatever_their_format(policy):
     assert_right(policy, None, is_coarse=False)

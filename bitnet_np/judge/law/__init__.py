@@ -6,5 +6,5 @@ running_error.py  the bound of any expression, step by step     expected.py     
 roundings.py      how engines round                             formats.py      the types that they round to: grid, scale, block
 precision.py      types that engines keep numbers in            products.py     the numbers of matrices
 noise.py          errors that are alike everywhere      codes.py        errors that follow the codes of blocks
-channels.py       errors that follow the channels of inputs
+channels.py       errors that follow channels           levels.py       tensors that are stored in few numbers
 """

@@ -51,6 +51,7 @@ _POSITIONS = 64  # that are compared with one another
 _FEWEST = 8  # numbers that have a factor in common: chance makes one of a few
 _ROWS = 4  # fewest to know what they have in common
 _PRODUCTS = 4  # fewest others of a layer to know its format
+_OF_VALUES = 0.25  # of the squared error of attention, of what is no sum of values; of noise in values alone half at least
 _TERM = 0.5  # of the squared error, of a factor of one term of a sum
 
 
@@ -103,16 +104,16 @@ def kind_of(key: Key) -> str:
     return {"ffn_inp": STREAM, "l_out": STREAM, "kqv_out": ATTENTION, "kq": ATTENTION}.get(key.name, key.name)
 
 
-def residual(key: Key, value: Array, unit: Array, theirs: Array) -> Residual:
+def residual(key: Key, value: Array, unit: Array, theirs: Array, spared: int = 0) -> Residual:
     """The error of a tensor [T, width] that should have this value. unit: what a relative error of 1 in each step makes of each number,
-    squared."""
+    squared. spared: first positions that may have no noise."""
     kind, error = kind_of(key), theirs - value
     unit = (unit + unit.mean(axis=1, keepdims=True)) / 2  # steps of integers are as large for small numbers as for others
     r = error / np.sqrt(np.maximum(unit, TINY**2))
     level, size = max(float(np.sqrt((r**2).mean())), TINY), float((value**2).sum())
     factor = float((error * value).sum()) / max(size, TINY)
     along = factor * float(np.sqrt(size / max(unit.sum(), TINY)))
-    odd = _odd(kind, r, level, error, factor, size) or (_odd_rows(kind, r, level, error, value) if level > FINE else "")
+    odd = _odd(kind, r, level, error, factor, size) or (_odd_rows(kind, r, level, error, value, spared) if level > FINE else "")
     return Residual(kind, level, odd, along, float(r.mean()))
 
 
@@ -139,7 +140,7 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
     return ""
 
 
-def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> str:
+def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array, spared: int) -> str:
     """What of the positions or elements of a coarse error is not like noise, in words: a factor, or a position that sees too little to be
     wrong."""
     if kind in OF_SUMS:
@@ -148,10 +149,20 @@ def _odd_rows(kind: str, r: Array, level: float, error: Array, value: Array) -> 
             share, most = float((along**2 / size).sum()), _FACTOR_OF_ROWS * (1 + chance) * float((error**2).sum())
             if value.shape[axis] >= _FEWEST and share > most:
                 return f"each {what} is a multiple of what it should be"
-    least = int((r**2).mean(axis=1).argmin())
+    least = int((r[spared:] ** 2).mean(axis=1).argmin()) + spared if len(r) > spared else 0
     if kind == ATTENTION and float((r[least] ** 2).mean()) * UNEVEN**2 < level**2:
         return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
     return ""
+
+
+def is_of_values(values: Array, error: Array, kv_heads: int) -> bool:
+    """Whether an error of attention [T, HK] is in values [T, GK], where the first token's are right, as caches keep it whole: what wrong
+    weights make is a sum of the values that a position sees."""
+    v, e = (x.reshape(len(x), kv_heads, -1, values.shape[1] // kv_heads) for x in (values, error))
+    seen = [(v[: t + 1, group, 0], e[t, group]) for t in range(1, min(len(v), v.shape[-1] // 2)) for group in range(kv_heads)]
+    whole = sum(float((x**2).sum()) for _, x in seen)
+    summed = sum(float(((x @ np.linalg.qr(rows.T)[0]) ** 2).sum()) for rows, x in seen)
+    return whole - summed > _OF_VALUES * whole
 
 
 def _likeness(value: Array) -> float:
