@@ -52,6 +52,7 @@ def inside():
                 found[node.name] |= {
                     x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute) and getattr(x.value, "id", "") == "self"
                 }
+    found["bitnet_np"] |= bound(ast.parse(MODULES["bitnet_np"].with_suffix(".pyi").read_text("utf-8")))
     return found
 
 
