@@ -95,7 +95,7 @@ class Oracle:
 
     def _write(self, report: Report, folder: Path, details: Any) -> str:
         """Write the report to DIR/<test>.json and .html, a number behind the second of a test; returns a line that says where it is."""
-        from bitnet_np.engine import machine
+        from bitnet_np.kernels import machine
 
         self._written += 1
         words = re.sub(r"[^\w.-]+", "-", self._test.replace("::", "-")).strip("-.")[-80:]

@@ -36,21 +36,25 @@ def embed(table: Array, tokens: ArrayLike) -> Array:  # [V, D], [T] -> [T, D]
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:  # [T, D], [D] -> [T, D]
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * gain
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(mean_square + eps) * gain
 
 
 def layer_norm(x: Array, gain: Array, bias: Any, eps: float) -> Array:  # [T, D], [D], [D] -> [T, D]
-    return rms_norm(x - np.mean(x, axis=-1, keepdims=True), gain, eps) + bias
+    mean = np.mean(x, axis=-1, keepdims=True)
+    return rms_norm(x - mean, gain, eps) + bias
 
 
 def quantize(x: Array) -> tuple[Array, Array]:  # [T, M] -> integers -127..127 [T, M], steps per unit [T, 1]
-    scale = 127 / np.maximum(1e-5, np.abs(x).max(axis=-1, keepdims=True))
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    scale = 127 / np.maximum(1e-5, largest)
     return np.rint(x * scale), scale
 
 
 def ternary_matmul(q: Array, scale: Array, matrix: NDArray, w_scale: float) -> Array:
     # [T, M], [T, 1], [N, M] -> [T, N]
-    return q @ matrix.T.astype(np.float64) / scale * w_scale
+    total = q @ matrix.T.astype(np.float64)
+    return total / scale * w_scale
 
 
 def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
@@ -59,20 +63,24 @@ def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
 
 def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> Array:
     # [T] -> radians [T, J]
-    return np.multiply.outer(position, base ** (-np.arange(pairs) / pairs) / factors)
+    frequency = base ** (-np.arange(pairs) / pairs)
+    return np.multiply.outer(position, frequency / factors)
 
 
 def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
     # [J]; `yarn` is any record with the fields of records.Yarn. 1 for pairs that turn more than `fast` times
     # in the original context, 0 for those of less than `slow`, falling linearly in between
     def pair(turns: float) -> float:  # that turns so often in the original context
-        return pairs * math.log(yarn.original / (turns * 2 * math.pi)) / math.log(base)
+        wavelength = yarn.original / (turns * 2 * math.pi)
+        return pairs * math.log(wavelength) / math.log(base)
 
     low, high = pair(yarn.fast), pair(yarn.slow)
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    return 1 - np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0, 1)
+    width = (high - low) or 0.001
+    fallen = (np.arange(pairs) - low) / width
+    return 1 - np.clip(fallen, 0, 1)
 
 
 def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequencies are divided by them
@@ -85,9 +93,12 @@ def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0
     # adjacent (2i, 2i + 1), and multiplies them by the magnitude
     half = angle.shape[1]
     i = np.arange(half)
-    first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
+    first, second = i, i + half
+    if pairs == "adjacent":
+        first, second = 2 * i, 2 * i + 1
     a, b = x[..., first], x[..., second]
-    cos, sin = magnitude * np.cos(angle)[:, None], magnitude * np.sin(angle)[:, None]
+    cos = magnitude * np.cos(angle)[:, None]
+    sin = magnitude * np.sin(angle)[:, None]
     out = x.copy()
     out[..., first] = a * cos - b * sin
     out[..., second] = a * sin + b * cos
@@ -103,13 +114,17 @@ def rope(
     factors: Any = 1.0,
     magnitude: float = 1.0,
 ) -> Array:  # [T, H, K], [T] -> [T, H, K]; rotates the first `width` = 2J numbers of a head
-    return rotate(x, angles(position, base, (width or x.shape[-1]) // 2, factors), pairs, magnitude)
+    rotated = width or x.shape[-1]
+    angle = angles(position, base, rotated // 2, factors)
+    return rotate(x, angle, pairs, magnitude)
 
 
 def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:
     # [q_len, k_len] of 0 and -inf
-    q, k = past + np.arange(q_len)[:, None], np.arange(k_len)
-    return np.where((k <= q) & (k > q - (window or np.inf)), 0.0, -np.inf)
+    q = past + np.arange(q_len)[:, None]
+    k = np.arange(k_len)
+    seen = (k <= q) & (k > q - (window or np.inf))
+    return np.where(seen, 0.0, -np.inf)
 
 
 def by_query_head(kv: Array, heads: int) -> Array:
@@ -119,8 +134,10 @@ def by_query_head(kv: Array, heads: int) -> Array:
 
 def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees nothing gives zeros
     largest = scores.max(axis=-1, keepdims=True)
-    p = np.exp(scores - np.maximum(largest, np.finfo(np.float64).min))  # -inf - -inf would be NaN
-    return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # which is 1 at least where a row sees something
+    largest = np.maximum(largest, np.finfo(np.float64).min)  # -inf - -inf would be NaN
+    p = np.exp(scores - largest)
+    total = p.sum(axis=-1, keepdims=True)
+    return p / np.maximum(total, 1)  # the total is at least 1 where a row sees something
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:  # numbers of any shape, between -cap and cap
@@ -135,30 +152,36 @@ def attention_weights(
     q: Array, k: Array, mask: Array, scale: float | None = None, cap: float | None = None
 ) -> Array:  # [T, H, K], [S, G, K], [T, S] -> [H, T, S]
     _, heads, width = q.shape
-    products = by_head(q) @ by_head(by_query_head(k, heads)).swapaxes(1, 2)
-    scores = products * (width**-0.5 if scale is None else scale)
+    scale = width**-0.5 if scale is None else scale
+    keys = by_head(by_query_head(k, heads))
+    scores = by_head(q) @ keys.swapaxes(1, 2) * scale
     return softmax(soft_cap(scores, cap) + mask)
 
 
 def weighted_values(p: Array, v: Array) -> Array:  # [H, T, S], [S, G, K] -> [T, H, K]
-    return by_head(p @ by_head(by_query_head(v, len(p))))
+    values = by_head(by_query_head(v, len(p)))
+    return by_head(p @ values)
 
 
 def attend(
     q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None
 ) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
-    return weighted_values(attention_weights(q, k, mask, scale, cap), v)
+    p = attention_weights(q, k, mask, scale, cap)
+    return weighted_values(p, v)
 
 
 def top_experts(logits: Array, k: int) -> NDArray[np.intp]:
     # [T, E] -> [T, k] by falling logits; of equal ones the lower number first
-    return np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    return order[:, :k]
 
 
 def expert_weights(logits: Array, experts: NDArray[np.intp], normalized: bool) -> Array:
     # [T, E], [T, k] -> [T, k]
     weights = np.take_along_axis(softmax(logits), experts, axis=-1)
-    return weights / weights.sum(axis=-1, keepdims=True) if normalized else weights
+    if normalized:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return weights
 
 
 def mix(y: Array, weights: Array) -> Array:  # [T, k, D], [T, k] -> [T, D]
@@ -172,7 +195,9 @@ def sigmoid(x: Array) -> Array:  # numbers of any shape
 
 def pool(x: Array, pooling: str) -> Array:
     # [T, D] -> [1, D]; the one vector of a sequence that an embedding model gives
-    return {"mean": x.mean(axis=0, keepdims=True), "cls": x[:1], "last": x[-1:]}[pooling]
+    if pooling == "mean":
+        return x.mean(axis=0, keepdims=True)
+    return x[:1] if pooling == "cls" else x[-1:]
 
 
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
@@ -185,11 +210,13 @@ def silu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
 
 
 def gelu(x: Array) -> Array:  # [T, F] -> [T, F]
-    return x / 2 * np.vectorize(math.erfc)(-x / math.sqrt(2))
+    erfc = np.vectorize(math.erfc)
+    return x / 2 * erfc(-x / math.sqrt(2))
 
 
 def gelu_tanh(x: Array) -> Array:  # [T, F] -> [T, F]; the approximation
-    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    y = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x / 2 * (1 + np.tanh(y))
 
 
 def gelu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
@@ -209,16 +236,22 @@ Note = Callable[[str, NDArray], NDArray]
 """Records a tensor of one layer by its name, and returns it."""
 
 
-def norm(c: Any, x: Array, gain: Array, bias: Array | None = None) -> Array:
+def norm(c: Any, x: Array, gain: Array, bias: Any = None) -> Array:
     # [T, D], [D] -> [T, D]; of the family's kind
     if c.norm == "rms":
         return rms_norm(x, gain, c.eps)
-    return layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
+    bias = 0.0 if bias is None else bias
+    return layer_norm(x, gain, bias, c.eps)
 
 
 def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
-    x = x if w.norm is None else rms_norm(x, w.norm, w.norm_eps or c.eps)
-    y = ternary_matmul(*quantize(x), w.matrix, w.scale) if w.int8 else matmul(x, w.matrix) * w.scale
+    if w.norm is not None:
+        x = rms_norm(x, w.norm, w.norm_eps or c.eps)
+    if w.int8:
+        q, scale = quantize(x)
+        y = ternary_matmul(q, scale, w.matrix, w.scale)
+    else:
+        y = matmul(x, w.matrix) * w.scale
     return y if w.bias is None else y + w.bias
 
 
@@ -226,52 +259,71 @@ def rotated(model: Any, n: int, x: Array) -> Array:
     # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
     c, position = model.config, np.arange(len(x))
     if n in c.local_layers:
-        return rope(x, position, c.local_rope_base or c.rope_base, c.rope, c.rope_width)
+        base = c.local_rope_base or c.rope_base
+        return rope(x, position, base, c.rope, c.rope_width)
     factors = 1.0 if model.rope_factors is None else model.rope_factors
-    return rope(x, position / c.rope_scaling, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
+    position = position / c.rope_scaling
+    return rope(x, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
 
 
 def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
     c, w, t = model.config, model.layers[n], len(h)
-    x = h if w.attn_norm is None else note("attn_norm", norm(c, h, w.attn_norm, w.attn_norm_bias))
+    x = h
+    if w.attn_norm is not None:
+        x = note("attn_norm", norm(c, h, w.attn_norm, w.attn_norm_bias))
     q = note("Qcur", linear(c, x, w.attn_q))
     k = note("Kcur", linear(c, x, w.attn_k))
     v = note("Vcur", linear(c, x, w.attn_v))
     if w.attn_q_norm is not None:
-        q = note("Qcur_normed", rms_norm(q.reshape(t, -1, w.attn_q_norm.size), w.attn_q_norm, c.eps))
+        q = q.reshape(t, -1, w.attn_q_norm.size)
+        q = note("Qcur_normed", rms_norm(q, w.attn_q_norm, c.eps))
     if w.attn_k_norm is not None:
-        k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
-    q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
+        k = k.reshape(t, -1, w.attn_k_norm.size)
+        k = note("Kcur_normed", rms_norm(k, w.attn_k_norm, c.eps))
+    q = q.reshape(t, -1, c.head_dim)
+    k = k.reshape(t, -1, c.head_dim)
+    v = v.reshape(t, -1, c.head_dim)
     if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
         q = note("Qcur_rope", rotated(model, n, q))
         k = note("Kcur_rope", rotated(model, n, k))
-    mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
-    x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
+    has_window = c.window_layers is None or n in c.window_layers
+    mask = causal_mask(t, t, window=c.window if has_window else None)
+    x = attend(q, k, v, mask, c.attention_scale, c.score_cap)
+    x = note("kqv_out", x.reshape(t, -1))
     if w.attn_sub_norm is not None:
         x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
     x = note("attn_o_out", linear(c, x, w.attn_output))
-    return x if w.post_attention_norm is None else note("attn_post_norm", norm(c, x, w.post_attention_norm))
+    if w.post_attention_norm is not None:
+        x = note("attn_post_norm", norm(c, x, w.post_attention_norm))
+    return x
 
 
 def mixture(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; of each token's experts
     scores = note("ffn_moe_logits", linear(c, x, w.ffn_gate_inp))
     experts = note("ffn_moe_topk", top_experts(scores, c.experts_used))
-    weights = note("ffn_moe_weights", expert_weights(scores, experts, c.normalized_experts))
+    weights = expert_weights(scores, experts, c.normalized_experts)
+    weights = note("ffn_moe_weights", weights)
 
-    def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]
-        matrices = [[getattr(w.experts[e], name) for e in row] for row in experts]
-        slots = [zip(*of_token, strict=True) for of_token in zip(x, matrices, strict=True)]
-        return np.array([[linear(c, y[None], matrix)[0] for y, matrix in of_token] for of_token in slots])
+    def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]; by the matrix of each slot's expert
+        rows = []
+        for of_token, chosen in zip(x, experts, strict=True):
+            matrices = [getattr(w.experts[e], name) for e in chosen]
+            slots = zip(of_token, matrices, strict=True)
+            rows.append([linear(c, y[None], matrix)[0] for y, matrix in slots])
+        return np.array(rows)
 
     x = np.repeat(x[:, None], c.experts_used, axis=1)
     gate = note("ffn_moe_gate", each(x, "ffn_gate"))
     up = note("ffn_moe_up", each(x, "ffn_up"))
     x = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
-    return note("ffn_moe_out", mix(note("ffn_moe_down", each(x, "ffn_down")), weights))
+    y = note("ffn_moe_down", each(x, "ffn_down"))
+    return note("ffn_moe_out", mix(y, weights))
 
 
 def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; what every token takes
-    inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(c, x, w.ffn_gate))]
+    inner = []
+    if w.ffn_gate is not None:
+        inner.append(note("ffn_gate", linear(c, x, w.ffn_gate)))
     inner.append(note("ffn_up", linear(c, x, w.ffn_up)))
     y = note("ffn_out", ACTIVATIONS[c.activation](*inner))
     if w.ffn_sub_norm is not None:
@@ -279,18 +331,24 @@ def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; w
     y = note("ffn_down", linear(c, y, w.ffn_down))
     if w.ffn_gate_inp_shexp is None:
         return y
-    return note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
+    gate = sigmoid(x @ w.ffn_gate_inp_shexp[:, None])
+    return note("ffn_shexp_out", y * gate)
 
 
 def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:
     # [T, D] -> [T, D]; the branch of layer n
     c, w = model.config, model.layers[n]
-    x = h if w.ffn_norm is None else note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
+    x = h
+    if w.ffn_norm is not None:
+        x = note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
     if c.shared_norm and w.attn_norm is not None:
         x = norm(c, h, w.attn_norm, w.attn_norm_bias)  # attention's input again
     y: Any = mixture(c, w, x, note) if w.experts else 0.0
-    y = y if w.ffn_up is None else y + dense(c, w, x, note)
-    return y if w.post_ffw_norm is None else note("ffn_post_norm", norm(c, y, w.post_ffw_norm))
+    if w.ffn_up is not None:
+        y = y + dense(c, w, x, note)
+    if w.post_ffw_norm is not None:
+        y = note("ffn_post_norm", norm(c, y, w.post_ffw_norm))
+    return y
 
 
 def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda *point: None) -> Array:
@@ -312,10 +370,15 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda 
         if not c.parallel_residual:
             h = in_layer("ffn_inp", h + attended)
         h = h + feed_forward(model, n, h, in_layer) * c.residual_scale
-        h = in_layer("l_out", h + attended if c.parallel_residual else h)
+        if c.parallel_residual:
+            h = h + attended
+        h = in_layer("l_out", h)
     x = note("result_norm", norm(c, h, model.output_norm, model.output_norm_bias))
     if c.pooling != "none":
         note("result_embd_pooled", pool(x, c.pooling))
-    logits = matmul(x, model.token_embd if model.output is None else model.output)
-    logits = logits if model.output_bias is None else logits + model.output_bias
-    return note("result_output", soft_cap(logits / c.logit_scale, c.logit_cap))
+    head = model.token_embd if model.output is None else model.output
+    logits = matmul(x, head)
+    if model.output_bias is not None:
+        logits = logits + model.output_bias
+    logits = soft_cap(logits / c.logit_scale, c.logit_cap)
+    return note("result_output", logits)

@@ -22,8 +22,8 @@ from benchmarks.rounds import Case, CheckError, Engine, Results, Setup, measure
 
 from bitnet_np import Error, Model, load
 from bitnet_np.base.errors import OptionError
-from bitnet_np.engine import machine
 from bitnet_np.engine.dialects import DIALECTS
+from bitnet_np.kernels import machine
 
 
 class Bench(NamedTuple):

@@ -1,7 +1,7 @@
 """The command line: `bitnet-np COMMAND`.
 
 main.py         answers help and wrong usage, has a command run, turns errors into exit codes
-commands.py     every command with its arguments, as text, without the library
+commands.py     every command with its arguments, which commands.txt has, without the library
 parser.py       reads that text; errors that name what a mistyped word may have meant
 running.py      runs the module of a command, once its arguments are parsed
 

@@ -11,7 +11,6 @@ from ..base.errors import OptionError
 from ..base.tables import printable, table
 from ..base.validate import integer
 from ..base.whole_file import whole_file
-from ..engine import machine
 from ..engine.dialects import BITNET_CPP, DIALECTS, EXACT
 from ..engine.forward_pass import compute_logits
 from ..engine.network import Runtime
@@ -32,6 +31,7 @@ from ..judge.report.text import JUDGEMENT_HEADER, as_text, judgement_row
 from ..judge.sequences import judge_sequences, read_dump
 from ..judge.top_logprobs import check_completions
 from ..judge.verdict import Verdict
+from ..kernels import machine
 from ..model.families import FAMILIES
 from ..testing import selftest
 from ..traces.formats import COMPLETIONS, bitnet_rs, detect, eval_callback

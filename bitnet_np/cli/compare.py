@@ -15,7 +15,7 @@ from ..traces.formats import read_any
 from ..traces.points import Trace
 from . import compare_models
 from .check import details_of, show
-from .commands import OF_DUMPS, OF_MODELS
+from .commands import SECTIONS
 from .parser import add_arguments
 
 
@@ -56,7 +56,7 @@ def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Repor
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
-    given = _given(arguments, OF_DUMPS if arguments.models else OF_MODELS)
+    given = _given(arguments, SECTIONS["OF_DUMPS" if arguments.models else "OF_MODELS"])
     given += [f"--{name}" for name in ("html", "quiet", "verbose") if arguments.models and getattr(arguments, name)]
     given += ["--format"] if arguments.models and arguments.format not in ("text", "json") else []
     if given:

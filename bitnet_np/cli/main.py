@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command. Raises SystemExit behind help and wrong usage, OSError where help cannot be printed."""
+    """The arguments of a command. Raises SystemExit after help and wrong usage, OSError where help cannot be printed."""
     parser = build_parser()
     try:
         command = parser.commands.get(words[0], parser) if words else parser
@@ -77,7 +77,7 @@ _ENDING = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIG
 """Signals that ask a process to end, and their usual handlers."""
 
 _CLEANING = 1.0
-"""Seconds behind one of them in which others are ignored: they would end the cleaning up."""
+"""Seconds after one of them in which others are ignored: they would end the cleaning up."""
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _ending() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """Print a line to standard error, behind all that the command printed and in place of its bar."""
+    """Print a line to standard error, after all that the command printed and in place of its bar."""
     for stream, line in ((sys.stdout, ""), (sys.stderr, f"bitnet-np: {printable(text)}\n")):
         try:
             progress.clear()

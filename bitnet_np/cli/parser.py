@@ -21,7 +21,7 @@ _NAMES_OF_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 
 
 def add_arguments(parser: argparse.ArgumentParser, declared: str) -> None:
-    """Add arguments that are declared as text, one on a line: its name, what it takes, and behind a colon its help.
+    """Add arguments that are declared as text, one on a line: its name, what it takes, and after a colon its help.
 
     What it takes is nothing, values that it may have (`a|b`), or the word that stands for one: N, K and Q are integers, X is a number, and
     F, F.npy, DIR and the like are paths. A default follows (` = 0.0`), which also says the type; the help shows it. `!` marks an option

@@ -28,7 +28,8 @@ def attend(
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]
     """Values of a chunk's keys before the window are multiplied by 0, which makes NaN of infinity there;
     later ones do not count."""
-    bias, counted = _causal(position, window), _causal(position, None) == 0
+    bias = _causal(position, window)
+    counted = _causal(position, None) == 0
     return _by_parts(_attended, _Rows(q, k, v, slot, bias, counted, _scale(q, scale), cap))
 
 
@@ -65,8 +66,11 @@ def attend_masked(
 
 def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
     """What is added to the scores of keys 0..n: 0 where a row sees the key, -infinity where not."""
-    keys, position = np.arange(position.max() + 1), position[:, None]
-    seen = (keys <= position) & (keys > (-1 if window is None else position - window))
+    keys = np.arange(position.max() + 1)
+    position = position[:, None]
+    seen = keys <= position
+    if window is not None:
+        seen = seen & (keys > position - window)
     return np.where(seen, f32(0), f32(-np.inf))
 
 
@@ -94,20 +98,24 @@ class _Rows(NamedTuple):
     def kept(self, array: NDArray, keys: Places) -> Floats:  # [B, S, G, K], [n] -> [R, n, H, K]
         """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
         rows = array[self.slot[:, None], keys]
-        rows = (rows.view(np.float16) if rows.dtype == np.int16 else rows).astype(f32)
-        return np.repeat(rows, self.q.shape[1] // array.shape[2], axis=2)
+        if rows.dtype == np.int16:
+            rows = rows.view(np.float16)
+        group = self.q.shape[1] // array.shape[2]
+        return np.repeat(rows.astype(f32), group, axis=2)
 
 
 def _by_parts(attention: Callable[[_Rows], Floats], rows: _Rows) -> Floats:
     """Attention of some rows at a time: no row depends on another."""
     pieces = parts(len(rows.q), CHUNK * rows.q.shape[1])
-    return np.concatenate([attention(rows.part(piece)) for piece in pieces])
+    results = [attention(rows.part(piece)) for piece in pieces]
+    return np.concatenate(results)
 
 
 @np.errstate(all="ignore")
 def _scores(rows: _Rows, keys: Places) -> Floats:  # [n] -> [R, n, H], -infinity where a key is not seen
     s = dot(rows.q[:, None], rows.kept(rows.k, keys)) * rows.scale
-    s = soft_cap(s, rows.cap) if rows.cap else s
+    if rows.cap:
+        s = soft_cap(s, rows.cap)
     bias = rows.bias[:, keys, None]
     return np.where(bias > -np.inf, s + bias, f32(-np.inf))
 
@@ -116,39 +124,55 @@ def _scores(rows: _Rows, keys: Places) -> Floats:  # [n] -> [R, n, H], -infinity
 def _attended(rows: _Rows) -> Floats:  # [R, H, K]
     """Chunk after chunk of keys, folded in order."""
     count, heads, _ = rows.q.shape
-    largest, weight = np.full((count, heads), -np.inf, f32), np.zeros((count, heads), f32)
+    largest = np.full((count, heads), -np.inf, f32)
+    weight = np.zeros((count, heads, 1), f32)
     total = np.zeros(rows.q.shape, f32)
     for chunk in slices(rows.bias.shape[1], CHUNK):
-        keys, seen = np.arange(chunk.start, chunk.stop), rows.bias[:, chunk] > -np.inf
+        keys = np.arange(chunk.start, chunk.stop)
+        seen = rows.bias[:, chunk] > -np.inf
         if not seen.any():
             continue
-        s, values = _scores(rows, keys), rows.kept(rows.v, keys)
+        s = _scores(rows, keys)
         m = s.max(axis=1)
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))
-        part = np.zeros(rows.q.shape, f32)
-        for j, key in enumerate(keys):
-            counted = rows.counted[:, key, None, None]
-            part = np.where(counted, fma(p[:, j, :, None], values[:, j], part), part)
+        part_weight = lane_sum(np.moveaxis(p, 1, 2))[..., None]
+        part = _weighted_values(rows, keys, p)
         after = np.maximum(largest, m)
-        a, b = exp(largest - after), exp(m - after)
-        sees = np.asarray(seen.any(axis=1))[:, None]
-        weight = np.where(sees, fma(weight, a, lane_sum(np.moveaxis(p, 1, 2)) * b), weight)
-        total = np.where(sees[..., None], fma(total, a[..., None], part * b[..., None]), total)
-        largest = np.where(sees, after, largest)
-    return np.where(weight[..., None] != 0, total / weight[..., None], f32(0))
+        a = exp(largest - after)[..., None]
+        b = exp(m - after)[..., None]
+        sees = np.asarray(seen.any(axis=1))[:, None, None]
+        weight = np.where(sees, fma(weight, a, part_weight * b), weight)
+        total = np.where(sees, fma(total, a, part * b), total)
+        largest = np.where(sees[..., 0], after, largest)
+    return np.where(weight != 0, total / weight, f32(0))
+
+
+def _weighted_values(rows: _Rows, keys: Places, p: Floats) -> Floats:  # [n], [R, n, H] -> [R, H, K]
+    """The values of a chunk times their weights, added up in the order of keys."""
+    values = rows.kept(rows.v, keys)
+    total = np.zeros(rows.q.shape, f32)
+    for j, key in enumerate(keys):
+        counted = rows.counted[:, key, None, None]
+        summed = fma(p[:, j, :, None], values[:, j], total)
+        total = np.where(counted, summed, total)
+    return total
 
 
 @np.errstate(all="ignore")
 def _attended_in_float16(rows: _Rows) -> Floats:  # [R, H, K]
     keys = np.arange(rows.bias.shape[1])
-    s = np.concatenate([_scores(rows, keys[chunk]) for chunk in slices(len(keys), CHUNK)], axis=1)
+    chunks = [_scores(rows, keys[chunk]) for chunk in slices(len(keys), CHUNK)]
+    s = np.concatenate(chunks, axis=1)
     p = exp(s - s.max(axis=1, keepdims=True))
-    weight, total = np.zeros(rows.q.shape[:2]), np.zeros(rows.q.shape)
+    weight = np.zeros(rows.q.shape[:2])
+    total = np.zeros(rows.q.shape)
     for j in keys:
         weight = weight + p[:, j]
     normalised = p * (f32(1) / weight.astype(f32))[:, None]
     rounded = normalised.astype(np.float16).astype(np.float64)
     for j in keys:
-        products = rounded[:, j, :, None] * rows.kept(rows.v, keys[j : j + 1])[:, 0]
-        total = np.where(rows.counted[:, j, None, None], total + products, total)
+        values = rows.kept(rows.v, keys[j : j + 1])[:, 0]
+        products = rounded[:, j, :, None] * values
+        counted = rows.counted[:, j, None, None]
+        total = np.where(counted, total + products, total)
     return total.astype(f32)

@@ -33,15 +33,19 @@ def weights(data: Bytes, kind: TensorType) -> Floats:  # [N, bytes of a row], ty
 def weights_as(data: Bytes, record: Format) -> Floats:  # [N, bytes of a row] -> [N, M]
     """The weights of blocks that are laid out so."""
     blocks = data.reshape(-1, record.layout.itemsize)
-    out = _codes(blocks, record).astype(f32) * factors_of(blocks, record, record.scale)
+    codes = _codes(blocks, record).astype(f32)
+    out = codes * factors_of(blocks, record, record.scale)
     if record.minimum is not None:
         out = out + factors_of(blocks, record, record.minimum)
     return out.reshape(len(data), -1)
 
 
 def factors_of(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, weights]
-    numbers = _floats(blocks, record, factor) * _small_integers(blocks, record, factor).astype(f32)
-    return np.repeat(-numbers if factor.negative else numbers, RUN, axis=1)
+    integers = _small_integers(blocks, record, factor).astype(f32)
+    numbers = _floats(blocks, record, factor) * integers
+    if factor.negative:
+        numbers = -numbers
+    return np.repeat(numbers, RUN, axis=1)
 
 
 # --- products as llama.cpp defines them ---------------------------------------------------------------------
@@ -59,7 +63,8 @@ def product_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:
     if kind not in GRID_TYPES:
         return product(q, dx, sx, data, kind)
     scale = np.repeat(dx, q.shape[1] // dx.shape[1], axis=1)
-    return dot((q.astype(f32) * scale)[:, None], weights(data, kind))
+    wide = q.astype(f32) * scale
+    return dot(wide[:, None], weights(data, kind))
 
 
 @np.errstate(all="ignore")
@@ -74,16 +79,26 @@ def rounded(x: Floats, kind: TensorType) -> tuple[NDArray[np.int8], Floats, Floa
     """
     size = 256 if kind.block == 256 else 32
     parts = x.reshape(len(x), -1, size)
-    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2, keepdims=True), axis=2)
-    largest = np.where(np.isfinite(parts).all(axis=2, keepdims=True), largest, f32(np.nan))
-    steps: NDArray = f32(-127) / largest if size == 256 else f32(127) / np.abs(largest)
-    scale: NDArray = f32(1) / steps if size == 256 else np.abs(largest) / f32(127)
+    place = np.abs(parts).argmax(axis=2, keepdims=True)
+    largest = np.take_along_axis(parts, place, axis=2)
+    finite = np.isfinite(parts).all(axis=2, keepdims=True)
+    largest = np.where(finite, largest, f32(np.nan))
+    steps: NDArray
+    scale: NDArray
+    if size == 256:
+        steps = f32(-127) / largest
+        scale = f32(1) / steps
+    else:
+        steps = f32(127) / np.abs(largest)
+        scale = np.abs(largest) / f32(127)
     usable = np.abs(steps) < np.inf  # not of zeros, nor of numbers too small for float32 to divide by
     scale = np.where(usable | np.isnan(largest), scale, f32(0))[..., 0]
-    codes = np.where(usable, np.rint(parts * steps), f32(0)).astype(np.int8)
+    codes = np.where(usable, np.rint(parts * steps), f32(0))
+    codes = codes.astype(np.int8)
     sums: Floats = codes.sum(axis=2, dtype=np.int64).astype(f32) * scale
     if size == 32:
-        scale, sums = scale.astype(np.float16).astype(f32), sums.astype(np.float16).astype(f32)
+        scale = scale.astype(np.float16).astype(f32)
+        sums = sums.astype(np.float16).astype(f32)
     return np.reshape(codes, x.shape), scale, sums
 
 
@@ -104,22 +119,27 @@ def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kin
     The second step is that of types with integer minimums, the third of those with a float minimum m: Q4_1
     and Q5_1, whose sx is Q8_1's sum in float16.
     """
-    record, n, blocks = FORMATS[kind.name], len(data), data.reshape(-1, kind.block_bytes)
+    record, n = FORMATS[kind.name], len(data)
+    blocks = data.reshape(-1, kind.block_bytes)
     unit = 16 if kind is NVFP4 else q.shape[1] // dx.shape[1]
     dx = np.repeat(dx, q.shape[1] // unit // dx.shape[1], axis=1)
 
     def in_units(rows: NDArray) -> NDArray[np.float64]:  # [rows, M] -> [units, rows, weights of a unit]
-        return rows.reshape(len(rows), -1, unit).swapaxes(0, 1).astype(np.float64)
+        parts = rows.reshape(len(rows), -1, unit)
+        return parts.swapaxes(0, 1).astype(np.float64)
 
     def sums(integers: NDArray[np.int64]) -> Floats:  # of products with q: [blocks, weights] -> [units, R, N]
-        exact = in_units(q) @ in_units(integers.reshape(n, -1)).swapaxes(1, 2)
+        matrix = in_units(integers.reshape(n, -1))
+        exact = in_units(q) @ matrix.swapaxes(1, 2)
         return exact.astype(np.int64).astype(f32)  # far below 2^53, so the order is free
 
     def of_units(factor: Factor) -> Floats:  # -> [N, units]
-        return _floats(blocks, record, factor)[:, :: unit // RUN].reshape(n, -1)
+        of_runs = _floats(blocks, record, factor)
+        return of_runs[:, :: unit // RUN].reshape(n, -1)
 
     def of_weights(factor: Factor) -> NDArray[np.int64]:  # -> [blocks, weights]
-        return np.repeat(_small_integers(blocks, record, factor), RUN, axis=1)
+        of_runs = _small_integers(blocks, record, factor)
+        return np.repeat(of_runs, RUN, axis=1)
 
     d, least = of_units(record.scale), record.minimum
     products = sums(_codes(blocks, record) * of_weights(record.scale))
@@ -139,22 +159,27 @@ def product(q: NDArray[np.int8], dx: Floats, sx: Floats | None, data: Bytes, kin
 
 
 def _codes(blocks: Bytes, record: Format) -> NDArray[np.int64]:  # [blocks, bytes] -> [blocks, weights]
-    return np.concatenate([_integers(blocks, part) for part in record.codes], axis=1)
+    codes = [_integers(blocks, part) for part in record.codes]
+    return np.concatenate(codes, axis=1)
 
 
 def _integers(blocks: Bytes, integers: Integers) -> NDArray[np.int64]:
     """Parts joined by OR; then bytes with a sign, places in a table, or less a bias."""
-    joined = np.bitwise_or.reduce([_part(blocks, part) for part in integers.parts])
+    parts = [_part(blocks, part) for part in integers.parts]
+    joined = np.bitwise_or.reduce(parts)
     if integers.signed:
         joined = joined.astype(np.uint8).view(np.int8).astype(np.int64)
-    return np.array(integers.table)[joined] if integers.table else joined - integers.bias
+    if integers.table:
+        return np.array(integers.table)[joined]
+    return joined - integers.bias
 
 
 def _part(blocks: Bytes, part: Bits | Flags | Digit) -> NDArray[np.int64]:
-    if isinstance(part, Flags):
-        low, high = blocks[:, part.at].astype(np.int64), blocks[:, part.at + 1].astype(np.int64)
-        return ((low | high << 8)[:, None] >> np.arange(RUN) & 1) << part.place
     codes = blocks[:, part.at].astype(np.int64)
+    if isinstance(part, Flags):
+        high = blocks[:, part.at + 1].astype(np.int64)
+        flags = codes | high << 8
+        return (flags[:, None] >> np.arange(RUN) & 1) << part.place
     if isinstance(part, Digit):
         return (codes * part.factor & 255) * 3 >> 8
     return (codes >> np.array(part.shift) & part.mask) << part.place
@@ -165,13 +190,16 @@ def _small_integers(blocks: Bytes, record: Format, factor: Factor) -> NDArray[np
     runs = record.weights // RUN
     if factor.integers is None:
         return np.ones((len(blocks), runs), np.int64)
-    return _integers(blocks, factor.integers)[:, list(factor.lanes[:runs])]
+    integers = _integers(blocks, factor.integers)
+    return integers[:, list(factor.lanes[:runs])]
 
 
 def _floats(blocks: Bytes, record: Format, factor: Factor) -> Floats:  # -> [blocks, runs]
     """The float of each run of weights: the block's float16, or a number of a table, which a byte chooses."""
     start, runs = record.start(factor), record.weights // RUN
     if factor.table:
-        return np.array(factor.table, f32)[blocks[:, [start + lane for lane in factor.lanes[:runs]]]]
-    numbers = np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16)
-    return np.repeat(numbers.astype(f32), runs, axis=1)
+        places = [start + lane for lane in factor.lanes[:runs]]
+        return np.array(factor.table, f32)[blocks[:, places]]
+    two_bytes = np.ascontiguousarray(blocks[:, start : start + 2])
+    numbers = two_bytes.view(np.float16).astype(f32)
+    return np.repeat(numbers, runs, axis=1)

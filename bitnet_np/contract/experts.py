@@ -12,13 +12,17 @@ def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> int32
     A logit that is NaN is larger than none. The first expert that is left is taken where no other is larger,
     so k experts are taken.
     """
-    rows, (count, experts) = np.arange(len(logits)), logits.shape
-    chosen, taken = np.empty((count, k), np.int32), np.zeros(logits.shape, bool)
+    count, experts = logits.shape
+    rows = np.arange(count)
+    chosen = np.empty((count, k), np.int32)
+    taken = np.zeros(logits.shape, bool)
     for slot in range(k):
         best = taken.argmin(axis=1)  # the first that is left
         for e in range(experts):
-            best = np.where(~taken[:, e] & (logits[:, e] > logits[rows, best]), e, best)
-        chosen[:, slot], taken[rows, best] = best, True
+            is_larger = logits[:, e] > logits[rows, best]
+            best = np.where(~taken[:, e] & is_larger, e, best)
+        chosen[:, slot] = best
+        taken[rows, best] = True
     return chosen
 
 
@@ -26,9 +30,13 @@ def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> int32
 def expert_weights(logits: Floats, experts: NDArray[np.int32], normalized: bool) -> Floats:
     # [R, E], int32 [R, k] -> [R, k]
     """The softmax of all logits at these experts, divided by the sum of these k if `normalized`."""
-    p = exp(logits - logits.max(axis=1, keepdims=True))
-    weights = np.take_along_axis(p, experts, axis=1) / _sum_in_order(p)
-    return weights / _sum_in_order(weights) if normalized else weights
+    largest = logits.max(axis=1, keepdims=True)
+    p = exp(logits - largest)
+    weights = np.take_along_axis(p, experts, axis=1)
+    weights = weights / _sum_in_order(p)
+    if normalized:
+        weights = weights / _sum_in_order(weights)
+    return weights
 
 
 def _sum_in_order(x: Floats) -> Floats:  # [R, n] -> [R, 1]

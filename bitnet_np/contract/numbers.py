@@ -21,20 +21,24 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
     The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose
     last bit is 1, unless it is exact), after which rounding to float32 cannot meet a false tie.
     """
-    x, y, z = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (a, b, c)))
+    wide = [np.asarray(each, np.float64) for each in (a, b, c)]
+    x, y, z = np.broadcast_arrays(*wide)
     product = x * y
     total = product + z
     back = total - product
     error = (product - (total - back)) + (z - back)
     even = total.view(np.int64) % 2 == 0
     inexact = np.isfinite(error) & (error != 0)
-    return np.where(inexact & even, np.nextafter(total, np.copysign(np.inf, error)), total).astype(f32)
+    neighbour = np.nextafter(total, np.copysign(np.inf, error))
+    odd = np.where(inexact & even, neighbour, total)
+    return odd.astype(f32)
 
 
 def in_lanes(x: NDArray, n: int = LANES) -> NDArray:
     # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
     rows, missing = x.shape[:-1], -x.shape[-1] % n
-    padded = np.concatenate([x, np.zeros((*rows, missing), x.dtype)], axis=-1)
+    zeros = np.zeros((*rows, missing), x.dtype)
+    padded = np.concatenate([x, zeros], axis=-1)
     return padded.reshape(*rows, -1, n)
 
 
@@ -98,9 +102,11 @@ def exp(x: Floats) -> Floats:
     rounded once. NaN stays NaN."""
     x = np.clip(x, EXP_LOWEST, EXP_HIGHEST)
     n = fma(x, LOG2_E, MAGIC) - MAGIC
-    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
+    r = fma(n, -LN2_HIGH, x)
+    r = fma(n, -LN2_LOW, r)
     p = polynomial(r, (f32(1), f32(1), *EXP))
-    return np.ldexp(p.astype(np.float64), n.astype(np.int64)).astype(f32)  # exact in float64
+    exact = np.ldexp(p.astype(np.float64), n.astype(np.int64))
+    return exact.astype(f32)
 
 
 @np.errstate(all="ignore")
@@ -109,7 +115,8 @@ def tanh(x: Floats) -> Floats:
     where the difference would cancel."""
     a = np.minimum(np.abs(x), TANH_LARGEST)
     y = a + a
-    m = np.where(a < TANH_SMALL, fma(y * y, polynomial(y, EXP), y), exp(y) - f32(1))
+    near = fma(y * y, polynomial(y, EXP), y)
+    m = np.where(a < TANH_SMALL, near, exp(y) - f32(1))
     t = m / (m + f32(2))
     return np.where(x < 0, -t, t)
 
@@ -123,7 +130,8 @@ def normal_cdf(x: Floats) -> Floats:
     """
     t = np.abs(x) * ROOT_HALF
     near = f32(1) - fma(polynomial(t * t, ERF), t, t)
-    far = np.where(t > ERFC_LIMIT, f32(0), exp(polynomial(t, ERFC) * t))
+    far = exp(polynomial(t, ERFC) * t)
+    far = np.where(t > ERFC_LIMIT, f32(0), far)
     tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, far)
     return np.where(x < 0, tail, f32(1) - tail)
 
@@ -150,4 +158,6 @@ def cos_sin(angle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
         s, c = (s + of_sin) * z, (c + of_cos) * z
     s, c = r + r * s, 1.0 + c
     quarter = n.astype(np.int64) & 3
-    return np.choose(quarter, (c, -s, -c, s)), np.choose(quarter, (s, c, -s, -c))
+    cosines = np.choose(quarter, (c, -s, -c, s))
+    sines = np.choose(quarter, (s, c, -s, -c))
+    return cosines, sines

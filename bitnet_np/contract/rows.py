@@ -18,7 +18,9 @@ GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sq
 @np.errstate(all="ignore")
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
     """x * (1 / sqrt(mean(x^2) + eps)) * gain. NaN where the squares leave float32's range."""
-    mean = (lane_sum(x.astype(np.float64) ** 2, WIDE_LANES) / x.shape[1]).astype(f32)
+    squares = x.astype(np.float64) ** 2
+    mean = lane_sum(squares, WIDE_LANES) / x.shape[1]
+    mean = mean.astype(f32)
     factor = f32(1) / np.sqrt(mean + f32(eps))
     factor = np.where(mean == np.inf, f32(np.nan), factor)
     return x * factor[:, None] * gain
@@ -29,7 +31,8 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floa
     # [R, D], [D], [D] -> [R, D]
     """x less its mean, in float64 and rounded once, then as `rms_norm`, plus the bias or +0."""
     mean = lane_sum(x.astype(np.float64), WIDE_LANES) / x.shape[1]
-    return rms_norm((x - mean[:, None]).astype(f32), gain, eps) + (f32(0) if bias is None else bias)
+    centred = (x - mean[:, None]).astype(f32)
+    return rms_norm(centred, gain, eps) + (f32(0) if bias is None else bias)
 
 
 # --- positions ----------------------------------------------------------------------------------------------
@@ -54,7 +57,8 @@ def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], 
 @np.errstate(all="ignore")
 def _rotated(x: Floats, cos: Floats, sin: Floats, first: slice, second: slice) -> Floats:
     """Each pair (a, b) becomes (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)). What is in no pair stays."""
-    out, a, b = x.copy(), x[..., first], x[..., second]
+    out = x.copy()
+    a, b = x[..., first], x[..., second]
     cos, sin = cos[:, None], sin[:, None]
     out[..., first] = fma(a, cos, -(b * sin))
     out[..., second] = fma(a, sin, b * cos)
@@ -105,16 +109,20 @@ def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
 def _upper_half(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """The upper 16 bits, rounded half to even by the lower ones."""
     upper, lower = bits >> 16, bits & 0xFFFF
-    return upper + ((lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1)))
+    is_odd = upper & 1 == 1
+    goes_up = (lower > 0x8000) | ((lower == 0x8000) & is_odd)
+    return upper + goes_up
 
 
 def _in_q4_0(x: Floats) -> Floats:  # [blocks, 32] -> [blocks, 32]
     """Codes -8 to 7, by the exact step that makes the first of the largest -8. Half a step goes up. The step
     is then rounded to float16."""
-    largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1), None]
+    place = np.abs(x).argmax(axis=1)
+    largest = x[np.arange(len(x)), place, None]
     step = largest / f32(-8)
     per_unit = np.where(step == 0, f32(0), f32(1) / step)
-    codes = np.floor(x * per_unit + f32(8.5)).clip(0, 15) - f32(8)
+    codes = np.floor(x * per_unit + f32(8.5))
+    codes = codes.clip(0, 15) - f32(8)
     return codes * step.astype(np.float16).astype(f32)
 
 

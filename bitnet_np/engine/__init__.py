@@ -10,5 +10,4 @@ forward_pass.py  the ways through it: `forward`, `forward_full`, `prefill`
 repeats.py       recordings of decoded tokens, and when they are used
 pooling.py       embedding models: the one vector of a sequence
 metrics.py       calls, times and bytes of every operation
-machine.py       the processor and the software that a result was computed on
 """

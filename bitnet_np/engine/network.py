@@ -45,6 +45,8 @@ Gain = Floats | None
 """Of a norm, or its bias; None where the family has none there."""
 Named = tuple[str, Array]
 """A tensor after its name."""
+Codes = Callable[[], tuple[Array, Array]]
+"""Gives the int8 codes of a tensor, and their scales."""
 
 Record = Callable[[str, int | None, NDArray], None]
 """Observes a tensor: its name, its layer, and the array, read-only, rows first.
@@ -101,7 +103,8 @@ class Runtime:
     def attention(self, layer: int, q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
         attend = self.ops.attend_float16 if self.dialect.in_float16 else self.ops.attend
-        return attend(q, k, v, slot, position, self.model.config.window_of(layer), *self.scoring)
+        window = self.model.config.window_of(layer)
+        return attend(q, k, v, slot, position, window, *self.scoring)
 
     @property
     def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
@@ -122,7 +125,8 @@ class Runtime:
         if c.rope == "none":
             return None
         rotations = {}
-        for local, n in {n in c.local_layers: n for n in range(c.n_layers)}.items():  # one of each kind
+        one_of_each = {n in c.local_layers: n for n in range(c.n_layers)}
+        for local, n in one_of_each.items():
             like = with_rope_of(self.model, n)
             cos, sin = self.ops.rotations(self.dialect.angles(position, like))
             magnitude = like.config.rope_magnitude
@@ -153,7 +157,8 @@ def run_layers(
     if model.config.embedding_scale != 1:
         h = whole.note("inp_scaled", _times(model.config.embedding_scale, h, ops))
     way = _Way.of(whole, len(h), rotations, attend)
-    last, repeats = rows.last if last_only else None, attend.repeats
+    repeats = attend.repeats
+    last = rows.last if last_only else None
     h = _hidden(whole, h, way, last) if repeats is None else _repeated(whole, h, way, repeats)
     return runtime.dialect.rounded(h, ops)
 
@@ -163,9 +168,11 @@ def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
     """Logits, out of what `run_layers` gives: [R, D] -> [R, V]."""
     model, ops, c = runtime.model, runtime.ops, runtime.model.config
     logits = _table_product(h, model.head, runtime.dialect, ops)
-    logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
+    if model.output_bias is not None:
+        logits = ops.add_bias(logits, model.output_bias)
     logits = _times(np.float32(1) / np.float32(c.logit_scale), logits, ops)
-    logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
+    if c.logit_cap is not None:
+        logits = ops.soft_cap(logits, np.float32(c.logit_cap))
     return _Step(runtime, None, record).note("result_output", logits)
 
 
@@ -188,10 +195,12 @@ def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
 
     def hidden(h: Array, slot: Array, position: Array, *turns: Array) -> Array:
         attend = replace(way.attend, rows=replace(rows, slot=slot, position=position))
-        rotations = dict(zip(kinds, zip(turns[::2], turns[1::2], strict=True), strict=True))
+        pairs = zip(turns[::2], turns[1::2], strict=True)
+        rotations = dict(zip(kinds, pairs, strict=True))
         return _hidden(whole, h, replace(way, attend=attend, rotations=rotations or None))
 
-    inputs = h, rows.slot, rows.position, *(turn for kind in kinds for turn in (way.rotations or {})[kind])
+    turns = [turn for kind in kinds for turn in (way.rotations or {})[kind]]
+    inputs = h, rows.slot, rows.position, *turns
     keys, values = way.attend.keys, way.attend.values
     kind = runtime.dialect, len(h), get_num_threads(), id(keys), id(values)
     return repeats.run(runtime.model, kind, most_keys(rows.position), hidden, inputs, (keys, values))
@@ -283,7 +292,8 @@ class _Step:
         """The same after an RMS norm of rows, or of each D numbers of a row: [..., D] -> [..., D]."""
         if gain is None:
             return source, x
-        y = self.runtime.ops.rms_norm(x.reshape(-1, gain.size), gain, eps or self.runtime.model.config.eps)
+        eps = eps or self.runtime.model.config.eps
+        y = self.runtime.ops.rms_norm(x.reshape(-1, gain.size), gain, eps)
         return name, self.note(name, y.reshape(x.shape))
 
     def added(self, h: Array, branch: Array, in_place: bool) -> Array:
@@ -319,7 +329,8 @@ class _Step:
     def _product(self, name: str, source: _Input, w: Linear) -> Array:
         """A tensor times the matrix of w, after the matrix's norm if it has one."""
         if w.norm is not None:
-            source = _Input(self, *self.rms_norm(name + "_in", "", source.x, w.norm, w.norm_eps))
+            normed = self.rms_norm(name + "_in", "", source.x, w.norm, w.norm_eps)
+            source = _Input(self, *normed)
         return _product(source.x, w.weights, source.codes, self.runtime)
 
     def _finished(self, name: str, w: Linear, y: Array) -> Array:
@@ -427,18 +438,21 @@ def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool
     [R, D] -> [R, H, K]."""
     c, dialect, ops, w = step.runtime.model.config, step.runtime.dialect, step.runtime.ops, step.weights
     assert step.layer is not None
-    asked = ({"Qcur": w.attn_q} if queries else {}) | ({"Kcur": w.attn_k, "Vcur": w.attn_v} if keys else {})
+    asked = {"Qcur": w.attn_q} if queries else {}
+    if keys:
+        asked |= {"Kcur": w.attn_k, "Vcur": w.attn_v}
     products = step.linears(source, **asked)
     del source  # and its memory, where nothing else reads it
     heads = {name: y.reshape(len(y), -1, c.head_dim) for name, y in zip(asked, products, strict=True)}
     del products
-    gains = {name: gain for name, gain in (("Qcur", w.attn_q_norm), ("Kcur", w.attn_k_norm)) if name in heads}
-    for name, gain in gains.items():  # the norm of each head, or of all together, if the family has one
-        heads[name] = step.rms_norm(f"{name}_normed", "", heads[name], gain)[1]
+    gains = {"Qcur": w.attn_q_norm, "Kcur": w.attn_k_norm}
+    turned = [name for name in gains if name in heads]
+    for name in turned:  # the norm of each head, or of all together, if the family has one
+        heads[name] = step.rms_norm(f"{name}_normed", "", heads[name], gains[name])[1]
     if way.rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         turn = [rows_of(numbers, part) for numbers in way.rotations[step.layer in c.local_layers]]
-        for name in gains:
+        for name in turned:
             heads[name] = step.note(f"{name}_rope", rope(heads[name], *turn))
     rounding = {"Qcur": dialect.rounded, "Kcur": dialect.cached, "Vcur": dialect.cached}
     q, k, v = (rounded(heads[name], ops) if name in heads else None for name, rounded in rounding.items())
@@ -454,7 +468,9 @@ def _feed_forward(step: _Step, h: Array, read: _Input | None = None) -> Array:
         return step.norm("ffn_post_norm", "ffn_down", y, w.post_ffw_norm)[1]
     source = read or _feed_forward_input(step, w, h)
     y = _mixture(step, source)
-    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, source))
+    if w.ffn_gate_inp_shexp is not None:
+        y = step.runtime.ops.add(y, _shared_expert(step, source))
+    return y
 
 
 def _activated(step: _Step, source: _Input) -> Array:
@@ -463,7 +479,9 @@ def _activated(step: _Step, source: _Input) -> Array:
     assert w.ffn_up is not None
     if w.ffn_gate is None:
         (up,) = step.linears(source, ffn_up=w.ffn_up)
-        return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
+        if activation == "gelu":
+            return ops.gelu(up)
+        return _gelu_tanh(up, step.runtime.dialect, ops)
     gate, up = step.linears(source, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
     del source  # and its memory, where nothing else reads it
     return _gated(activation, gate, up, step.runtime.dialect, ops)
@@ -525,9 +543,11 @@ def _mix_in(step: _Step, x: Array, weights: Array, slot: int, out: Array, number
 
 def _shared_expert(step: _Step, source: _Input) -> Array:
     """The expert that every token takes, times the sigmoid of its gate: [R, D] -> [R, D]."""
-    y, ops, gate = _down(step, _activated(step, source)), step.runtime.ops, step.weights.ffn_gate_inp_shexp
+    ops, gate = step.runtime.ops, step.weights.ffn_gate_inp_shexp
     assert gate is not None
-    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(source.x, gate[None])))
+    y = _down(step, _activated(step, source))
+    score = ops.matmul(source.x, gate[None])
+    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, score))
 
 
 class _Slots:
@@ -543,13 +563,15 @@ class _Slots:
         taken, starts = np.unique(flat[order], return_index=True)
         self._groups = list(zip(taken.tolist(), np.split(order, starts[1:]), strict=True))
 
-    def products(self, x: Array, codes: Callable[[], tuple[Array, Array]], name: str) -> Array:
+    def products(self, x: Array, codes: Codes, name: str) -> Array:
         """Each slot's input times the matrix `name` of its expert: [R, M], the rows of tokens, or [R*k, M],
         of slots -> [R, k, N]."""
-        runtime, slots_per_row = self._runtime, self._shape[0] * self._shape[1] // len(x)
-        out = runtime.ops.empty((self._shape[0] * self._shape[1], getattr(self._weights[0], name).shape[0]))
+        runtime, count = self._runtime, self._shape[0] * self._shape[1]
+        slots_per_row, width = count // len(x), getattr(self._weights[0], name).shape[0]
+        out = runtime.ops.empty((count, width))
         for expert, slots in self._groups:
-            w, rows = getattr(self._weights[expert], name), slots // slots_per_row
+            w = getattr(self._weights[expert], name)
+            rows = slots // slots_per_row
             y = _product(x[rows], w.weights, partial(_taken, codes, rows), runtime)
             out[slots] = _with_scale_and_bias(w, y, runtime.ops)
         return out.reshape(*self._shape, -1)
@@ -583,7 +605,7 @@ def _stored(weights: Weights) -> Table:
     return weights.blocks
 
 
-def _taken(codes: Callable[[], tuple[Array, Array]], rows: NDArray[np.intp]) -> tuple[Array, Array]:
+def _taken(codes: Codes, rows: NDArray[np.intp]) -> tuple[Array, Array]:
     """The codes of some rows, and their scales."""
     q, scale = codes()
     return q[rows], scale[rows]
@@ -591,11 +613,12 @@ def _taken(codes: Callable[[], tuple[Array, Array]], rows: NDArray[np.intp]) -> 
 
 def _with_scale_and_bias(w: Linear, y: Array, ops: Backend) -> Array:
     """A product with the scale and the bias of its linear."""
-    y = y if w.scale is None else ops.scaled(y, w.scale)
+    if w.scale is not None:
+        y = ops.scaled(y, w.scale)
     return y if w.bias is None else ops.add_bias(y, w.bias)
 
 
-def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]], runtime: Runtime) -> Array:
+def _product(x: Array, weights: Weights, codes: Codes, runtime: Runtime) -> Array:
     """x times a layer's matrix: [R, M] -> [R, N]. Ternary weights take the codes of x instead."""
     dialect, ops = runtime.dialect, runtime.ops
     if _takes_codes(weights, dialect):
@@ -603,7 +626,8 @@ def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]
     weights = _stored(weights)
     if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations:
         q, scale = codes()
-        return ops.matmul_blocks(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+        y = ops.matmul_blocks(q.astype(np.float32), weights.data, weights.type)
+        return y / scale[:, None]
     return _table_product(x, weights, dialect, ops)
 
 
@@ -621,12 +645,18 @@ def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
     between -10 and 10."""
     if not dialect.ggml_activations:
         return ops.gelu_tanh(x)
-    inside = ops.round_as(ops.gelu_tanh(ops.round_as(x, "float16")), "float16")
-    return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))
+    half = ops.round_as(x, "float16")
+    inside = ops.round_as(ops.gelu_tanh(half), "float16")
+    above_least = np.where(x <= -10, np.float32(0), inside)
+    return np.where(x >= 10, x, above_least)
 
 
 def _gated(activation: Activation, gate: Array, up: Array, dialect: Dialect, ops: Backend) -> Array:
     """The activation of the gate, times up."""
-    if activation == "gelu_gate":
-        return _gelu_tanh(gate, dialect, ops) * up if dialect.ggml_activations else ops.gelu_gate(gate, up)
-    return ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)
+    if activation == "relu2":
+        return ops.relu2_gate(gate, up)
+    if activation == "silu":
+        return ops.silu_gate(gate, up)
+    if dialect.ggml_activations:
+        return _gelu_tanh(gate, dialect, ops) * up
+    return ops.gelu_gate(gate, up)

@@ -13,7 +13,7 @@ from ..base.extras import extra
 from ..base.validate import check_file, path_of, text_of
 from .safetensors_file import json_of
 
-_DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
+_DUMP = "a dump of tensors, which goes after --theirs; expected a model"
 _TORCH = "weights that torch.save wrote, expected safetensors: load them in transformers and write them with save_pretrained"
 _ONNX = "an ONNX graph; name the GGUF file or Hugging Face folder that it was exported from, and judge what runs it by a dump (--theirs)"
 _ADAPTOR = "adapter_config.json"

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..base.blas import one_thread
 from ..base.errors import FileFormatError, shown
-from ..engine.machine import facts as machine_facts
 from ..files.load import load
 from ..files.safetensors_file import json_of
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
+from ..kernels.machine import facts as machine_facts
 from ..testing.models import write_gguf
 from ..testing.space import FIELDS, Case
 from .engine import Command, Engine, Function, engine_of, write_tokens

@@ -30,6 +30,7 @@ numba_threads.py   the number of threads that Numba has, asked without its lock
 sharing.py         whether it pays to share kernels among threads
 workspace.py       memory for results, kernels and weights
 processor.py       the features that Numba compiles for
+machine.py         the processor and the software that a result was computed on
 fast/              what builds LLVM IR: vector registers, byte dot products, matrix tiles
 cache/             compiled kernels on disk
 cuda/              the same kernels for NVIDIA GPUs
@@ -52,5 +53,5 @@ if not is_main_interpreter:  # asked in front of Numba, whose import would wait 
 
 import numba  # noqa: F401
 
-if not getattr(sys, "_is_gil_enabled", lambda: True)():  # asked behind Numba: an extension that needs the GIL has turned it on
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # asked after Numba is imported: an extension that needs the GIL has turned it on
     raise UnsupportedError("this Python runs without the GIL, with which alone bitnet_np is tested: start it with PYTHON_GIL=1")

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..base.errors import Error, FileFormatError, listed
-from ..engine import machine
 from ..engine.dialects import EXACT
 from ..engine.forward_pass import compute_logits
 from ..files.digest import digest_of
@@ -26,6 +25,7 @@ from ..generation.nll import token_nll
 from ..judge.check import check
 from ..judge.law.precision import Profile, dialect_to_compute
 from ..judge.verdict import Verdict
+from ..kernels import machine
 from ..kernels.float_state import steady
 from ..model import packing
 from ..model.records import Model

@@ -233,15 +233,20 @@ def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: 
 def _adds(where: str, post: Any, config: Mapping[str, Any], named: Mapping[str, int | None], ids: Mapping[str, int]) -> dict[str, bool]:
     """Whether a text gets bos and eos: as the post-processor's template says, or without one as tokenizer_config.json says."""
     parts = _at(post, "processors") if _at(post, "type") == "Sequence" else [post]
-    for part in parts if isinstance(parts, list) else []:
+    for part in _items(parts):
         if _at(part, "type") == "TemplateProcessing":
             single = part.get("single")
-            steps = [_step(step, ids) for step in single] if isinstance(single, list) else []
+            steps = [_step(step, ids) for step in _items(single)]
             for bos, eos in product((True, False), repeat=2):
-                if steps == [*([named["bos"]] if bos else []), "text", *([named["eos"]] if eos else [])]:
+                if steps == [*[named["bos"]] * bos, "text", *[named["eos"]] * eos]:
                     return {"bos": bos, "eos": eos}
             raise UnsupportedError(f"{where}: post_processor makes {shown(single)}, supported is a text, with bos before and eos after it")
     return {name: named[name] is not None and config.get(f"add_{name}_token") is True for name in ("bos", "eos")}
+
+
+def _items(value: Any) -> list[Any]:
+    """The items of a list; none of anything else."""
+    return value if isinstance(value, list) else []
 
 
 def _step(step: Any, ids: Mapping[str, int]) -> int | str | None:

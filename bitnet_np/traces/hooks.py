@@ -132,8 +132,8 @@ def _of_modules(points: Recorded, model: Any, modules: dict[str, Any]) -> Iterat
         first = ", ".join(list(modules)[1:4]) or "none"
         raise OptionError(f"model is a {type(model).__name__} with the modules {first}, expected some such as model.layers.0.mlp.down_proj")
     for path in inputs | outputs:
-        behind = tuple(labels.returned(f"{path}.{i}", None) for i in (1, 2))
-        yield _Hook(modules[path], partial(_take, points, inputs.get(path), (outputs.get(path), *behind)))
+        others = tuple(labels.returned(f"{path}.{i}", None) for i in (1, 2))
+        yield _Hook(modules[path], partial(_take, points, inputs.get(path), (outputs.get(path), *others)))
     if LOGITS in outputs.values():
         if callable(model):
             yield _Hook(model, partial(_take_last_logits, points))
@@ -161,7 +161,8 @@ def _take(points: Recorded, taken: Key | None, given: tuple[Key | None, ...], ar
     """Record what a module took and gave in one call; given: the points of its output, or of the items of a tuple."""
     if taken is not None and arguments:
         points.add(taken, arguments[0])
-    for key, tensor in zip(given, (_first(output), *(output[1:] if isinstance(output, tuple) else ())), strict=False):
+    others = output[1:] if isinstance(output, tuple) else ()
+    for key, tensor in zip(given, (_first(output), *others), strict=False):
         if key is not None:
             points.add(key, tensor)
 

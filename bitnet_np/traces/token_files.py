@@ -85,7 +85,8 @@ def unpadded(where: str, held: Mapping[Any, Any]) -> list[list[int]]:
 
 def array_of_ids(values: Any) -> NDArray:
     """Nested lists as an array. Raises ValueError for sequences of different lengths."""
-    sizes = [len(row) for row in values if isinstance(row, list)] if isinstance(values, list) else []
+    rows = values if isinstance(values, list) else []
+    sizes = [len(row) for row in rows if isinstance(row, list)]
     if sizes and min(sizes) < max(sizes):
         raise ValueError(f"its sequences have {min(sizes)} to {max(sizes)} tokens, expected as many in each")
     return np.asarray(values)

@@ -167,7 +167,7 @@ def floats(kind: str, widths: Sequence[int]) -> Iterator[Case]:
 
 
 def ternary(widths: Sequence[int]) -> Iterator[Case]:
-    """Ternary matrices behind the quantiser. Where rows are whole blocks of I2_S, its bytes are also an input."""
+    """Ternary matrices after the quantiser. Where rows are whole blocks of I2_S, its bytes are also an input."""
     for i, width in enumerate((*widths, 128)):
         x, n = 3 * noise(940 + i, (1, 3)[i % 2], width), (5, 8)[i % 2]
         weights = packing.pack(np.rint(noise(950 + i, n, width)).astype(np.int8), 0.37)

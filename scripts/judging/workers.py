@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from bitnet_np.cli.cluster import connected
-from bitnet_np.cli.commands import cluster_arguments
+from bitnet_np.cli.commands import SECTIONS
 from bitnet_np.cli.parser import add_arguments
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add them to a script's parser."""
-    add_arguments(parser, cluster_arguments("the cases"))
+    add_arguments(parser, SECTIONS["CLUSTER"])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from imports import MODULES
 
 FILE = re.compile(r"(?<![\w/.>*<-])((?:\w+/)*\w+\.py)\b")
 DOTTED = re.compile(r"(?<![\w/.<>{}\"'*\\-])((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?![\w/*<>-])")
-SUFFIXES = {"py", "json", "jsonl", "gguf", "npz", "npy", "md", "html", "toml", "safetensors", "part", "h", "kld"}
+SUFFIXES = {"py", "json", "jsonl", "gguf", "npz", "npy", "md", "html", "toml", "safetensors", "part", "h", "kld", "txt"}
 ELSEWHERE = {"integrations/bitnet.py", "tokenizer_manager.py", "trace_diff.py", "tokens.prompt_ids", "arguments.text"}
 """Names in other projects (transformers, SGLang, BitNet-rs) and of an option in an example."""
 TREES = {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
@@ -52,6 +52,7 @@ def inside():
                 found[node.name] |= {
                     x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute) and getattr(x.value, "id", "") == "self"
                 }
+    found["bitnet_np"] |= bound(ast.parse(MODULES["bitnet_np"].with_suffix(".pyi").read_text("utf-8")))
     return found
 
 

@@ -92,7 +92,7 @@ def test_folders_of_lm_studio(home):
 
 
 PARTS = ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]
-DUMP = "a dump of tensors, which goes behind --theirs; expected a model"
+DUMP = "a dump of tensors, which goes after --theirs; expected a model"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from child import run_python
 
 import bitnet_np
 from bitnet_np.kernels.cache import whole_kernels
-from bitnet_np.kernels.cache.private_parts import COMPILER, OTHERS, gone
+from bitnet_np.kernels.cache.private_parts import COMPILER, gone
 
-PARTS = [*COMPILER.split("\n")[1:-1], *OTHERS.split("\n")[1:-1]]
+PARTS = [*COMPILER.split("\n")[1:-1], *Path(__file__).with_name("private_parts.txt").read_text("utf-8").splitlines()]
 PUBLIC = {"numba", "numba.extending"}  # documented for users and extensions; numba.cuda is of a package with its own bound
 
 

@@ -1,10 +1,10 @@
-"""The private parts of Numba that this package uses: all of them, and whether they are there.
+"""The private parts of Numba that kernels on disk need, and whether they are there: without them, each process compiles for itself.
 
 A line names a part by its module and its name there. After the name come the parameters of a function that we call or replace, or the
 names that it `uses`: our replacement of a name has no effect if the function no longer uses it. No version is checked, so the upper bound
 of Numba in pyproject.toml moves as soon as a newer version has them all.
 
-Without those of COMPILER, kernels still work, but each process compiles them for itself. The OTHERS are needed to compile at all.
+tests/kernels/private_parts.txt has those that compiling needs at all. A test finds every use of a part that is in neither list.
 """
 
 import inspect
@@ -55,44 +55,6 @@ numba.core.sigutils: normalize_signature(sig)
 numba.core.types: Dispatcher.get_call_type uses get_call_template
 numba.core.types: Dispatcher.get_overload uses get_overload
 numba.core.typing: make_concrete_template(name, key, signatures)
-"""
-
-OTHERS = """
-numba.core.base: BaseContext.add_linking_libs(self, libs)
-numba.core.base: BaseContext.compile_internal(self, builder, impl, sig, args, locals)
-numba.core.base: BaseContext.declare_function(self, module, fndesc)
-numba.core.base: BaseContext.get_abi_sizeof(self, ty)
-numba.core.base: BaseContext.get_dummy_value(self)
-numba.core.base: BaseContext.get_python_api(self, builder)
-numba.core.base: BaseContext.get_value_type(self, ty)
-numba.core.base: BaseContext.make_array(self, typ)
-numba.core.base: BaseContext.make_tuple(self, builder, typ, values)
-numba.core.callconv: CPUCallConv.call_function(self, builder, callee, resty, argtys, args, attrs)
-numba.core.callconv: CPUCallConv.return_user_exc(self, builder, exc, exc_args, loc, func_name)
-numba.core.cgutils: alloca_once(builder, ty, size, name, zfill)
-numba.core.cgutils: alloca_once_value(builder, value, name, zfill)
-numba.core.cgutils: create_struct_proxy(fe_type, kind)
-numba.core.cgutils: get_or_insert_function(module, fnty, name)
-numba.core.cgutils: global_constant(builder_or_module, name, value, linkage)
-numba.core.cgutils: memset(builder, ptr, size, value)
-numba.core.cgutils: raw_memcpy(builder, dst, src, count, itemsize, align)
-numba.core.cgutils: unpack_tuple(builder, tup, count)
-numba.core.codegen: get_host_cpu_features()
-numba.core.event: Listener
-numba.core.event: TimingListener
-numba.core.event: install_listener(kind, listener)
-numba.core.funcdesc: FunctionDescriptor.argtypes
-numba.core.funcdesc: FunctionDescriptor.llvm_func_name
-numba.core.funcdesc: FunctionDescriptor.mangled_name
-numba.core.funcdesc: FunctionDescriptor.restype
-numba.core.imputils: RefType
-numba.core.imputils: iternext_impl(ref_type)
-numba.core.pythonapi: PythonAPI.restore_thread(self, thread_state)
-numba.core.pythonapi: PythonAPI.save_thread(self)
-numba.core.registry: CPUDispatcher.compile(self, sig)
-numba.core.registry: CPUDispatcher.get_compile_result(self, sig)
-numba.np.numpy_support: from_dtype(dtype)
-numba.np.ufunc: parallel
 """
 
 

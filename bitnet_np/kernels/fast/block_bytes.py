@@ -236,7 +236,7 @@ def _times_scales(b: Emitter, plan: Plan, dots: Sequence[ir.Value], integers: In
 
 @emitted()
 def add_lanes(b, blocks, places, sums, chunk, lanes, totals, floats):
-    """Totals [units, 16], at an address, of 16 rows from what `dot_rows` made of them, lanes are rows; behind them what `minimums` gives.
+    """Totals [units, 16], at an address, of 16 rows from what `dot_rows` made of them, lanes are rows; after them what `minimums` gives.
 
     And floats, as those of `unpack_chunk`.
     """

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bitnet_np.engine.machine import describe, facts
+from bitnet_np.kernels.machine import describe, facts
 
 
 def test_the_facts_are_text():

@@ -11,8 +11,8 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 
-from ..kernels.fast import amx
-from ..kernels.processor import cpu_features, instruction_path
+from .fast import amx
+from .processor import cpu_features, instruction_path
 
 
 def processor() -> str:

@@ -1,0 +1,55 @@
+"""The public names, and where each is defined: for type checkers, and for __init__.py, which imports a name when it is asked for."""
+
+from . import contract as contract
+from .base import errors as errors
+from .base.errors import Error as Error
+from .engine import masks as masks
+from .engine.cache import KVCache as KVCache
+from .engine.dialects import BITNET_CPP as BITNET_CPP
+from .engine.dialects import EXACT as EXACT
+from .engine.dialects import LLAMA_CPP as LLAMA_CPP
+from .engine.dialects import Dialect as Dialect
+from .engine.forward_pass import compute_logits as compute_logits
+from .engine.forward_pass import feed_forward as feed_forward
+from .engine.forward_pass import forward as forward
+from .engine.forward_pass import forward_full as forward_full
+from .engine.forward_pass import forward_incremental as forward_incremental
+from .engine.forward_pass import forward_layer as forward_layer
+from .engine.forward_pass import prefill as prefill
+from .engine.metrics import Metrics as Metrics
+from .engine.tokens import pad as pad
+from .files.gguf_file import open_gguf as open_gguf
+from .files.load import load as load
+from .generation.batch import Batch as Batch
+from .generation.batch import Completion as Completion
+from .generation.batch import Request as Request
+from .generation.batch import forward_batch as forward_batch
+from .generation.batch import generate_batch as generate_batch
+from .generation.generate import generate as generate
+from .generation.generate import stream as stream
+from .generation.sampling import Sampling as Sampling
+from .hunt.api import hunt as hunt
+from .judge.check import check as check
+from .judge.compare_models import compare_models as compare_models
+from .judge.dump import compare_traces as compare_traces
+from .judge.law.precision import Precision as Precision
+from .judge.measures import Judgement as Judgement
+from .judge.measures import judge as judge
+from .judge.report.report import OperationVerdict as OperationVerdict
+from .judge.report.report import Report as Report
+from .judge.verdict import Verdict as Verdict
+from .model.records import Blocks as Blocks
+from .model.records import Config as Config
+from .model.records import Expert as Expert
+from .model.records import Layer as Layer
+from .model.records import Linear as Linear
+from .model.records import Model as Model
+from .model.records import Ternary as Ternary
+from .traces.formats import read_any as read_any
+from .traces.hooks import record_mlx as record_mlx
+from .traces.hooks import record_transformers as record_transformers
+from .traces.points import Trace as Trace
+from .traces.record import record_trace as record_trace
+from .training.gradients import loss_and_gradients as loss_and_gradients
+
+__version__: str
