@@ -260,11 +260,13 @@ class Contrast:
             yield _WIDER, met | pool.any(self.others(atom, pool) & self.doubted(atom, values))
             numbers = {*self.bad.column(atom.fact)[self.bad.meet(condition)]}
             yield _NARROWER * (len(numbers) < _SEEN), pool.any(pool.meet(condition) & np.isin(values, [*numbers]))
-        failing = [case for case in self.failing if meets(condition, case)]
+        failed = Pool(self.failing)
+        failing = [case for case, meets_it in zip(failed.cases, failed.meets(condition), strict=True) if meets_it]
         for name in self.deck.edges:
             seen = {getattr(case, name) for case in failing}
             few, step = len(seen) < _SEEN, name == "chunk" and 1 not in seen  # single tokens as calls always
-            same = [x in seen if few else min(seen) <= x <= max(seen) and not (step and x == 1) for x in map(attrgetter(name), pool.cases)]
+            least, most = min(seen, default=0), max(seen, default=0)
+            same = [x in seen if few else least <= x <= most and not (step and x == 1) for x in map(attrgetter(name), pool.cases)]
             yield _NARROWER * (name != "seed") * (1 if few else 0.25), met & same  # beyond what was seen where that is of several at once
 
     def doubted(self, atom: Atom, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
