@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..testing.space import CONTEXT, Case, fitted, tokens_of
+from ..testing.space import CONTEXT, Case, fitted, tokens_of, with_fields
 from .draws import Deck
 from .facts import Atom, Calls, Facts, atoms_of, facts_of, numbers_of
 from .shrink import differing
@@ -295,11 +295,11 @@ class Contrast:
             more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
             for value in (*values, *(x for x in more if x > 0)):
                 if value != now and name != "seed":
-                    yield (case := fitted(replace(origin, **{name: value})))
+                    yield (case := fitted(with_fields(origin, {name: value})))
                     if name in ("chunk", "prefix", "window") and (value != getattr(case, name) or origin.length <= value < CONTEXT // 2):
-                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3 + origin.prefix))
+                        yield fitted(with_fields(origin, {name: value, "length": 2 * value + 3 + origin.prefix}))
                     if name == "prefix":  # of calls as long
-                        yield fitted(replace(origin, prefix=value, length=origin.length - now + value))
+                        yield fitted(with_fields(origin, {"prefix": value, "length": origin.length - now + value}))
 
     def drawn(self) -> Iterator[Case]:
         """Random cases, and mixtures of each with cases that failed."""
@@ -311,4 +311,4 @@ class Contrast:
 
     def mixture(self, a: Case, b: Case) -> Case:
         names = [name for name in self.deck.edges if getattr(a, name) != getattr(b, name) and self.deck.rng.random() < 0.5]
-        return fitted(replace(a, **{name: getattr(b, name) for name in names}))
+        return fitted(with_fields(a, {name: getattr(b, name) for name in names}))
