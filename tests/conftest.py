@@ -20,6 +20,7 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "k
 os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits may not depend on how many processors there are
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes import the same modules: half a second each, if they are compiled
 
 # A shell has what it starts in the background ignore interrupts. Tests interrupt this process, and children, which inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

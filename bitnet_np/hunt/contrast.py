@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..testing.space import CONTEXT, Case, fitted, tokens_of
+from ..testing.space import CONTEXT, Case, fitted, tokens_of, with_fields
 from .draws import Deck
 from .facts import Atom, Calls, Facts, atoms_of, facts_of, numbers_of
 from .shrink import differing
@@ -260,11 +260,13 @@ class Contrast:
             yield _WIDER, met | pool.any(self.others(atom, pool) & self.doubted(atom, values))
             numbers = {*self.bad.column(atom.fact)[self.bad.meet(condition)]}
             yield _NARROWER * (len(numbers) < _SEEN), pool.any(pool.meet(condition) & np.isin(values, [*numbers]))
-        failing = [case for case in self.failing if meets(condition, case)]
+        failed = Pool(self.failing)
+        failing = [case for case, meets_it in zip(failed.cases, failed.meets(condition), strict=True) if meets_it]
         for name in self.deck.edges:
             seen = {getattr(case, name) for case in failing}
             few, step = len(seen) < _SEEN, name == "chunk" and 1 not in seen  # single tokens as calls always
-            same = [x in seen if few else min(seen) <= x <= max(seen) and not (step and x == 1) for x in map(attrgetter(name), pool.cases)]
+            least, most = min(seen, default=0), max(seen, default=0)
+            same = [x in seen if few else least <= x <= most and not (step and x == 1) for x in map(attrgetter(name), pool.cases)]
             yield _NARROWER * (name != "seed") * (1 if few else 0.25), met & same  # beyond what was seen where that is of several at once
 
     def doubted(self, atom: Atom, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
@@ -293,11 +295,11 @@ class Contrast:
             more = [now + 1, now - 1, 2 * now, 3 * now, now + 8, now + 2] if type(now) is int and len(values) > 3 else []
             for value in (*values, *(x for x in more if x > 0)):
                 if value != now and name != "seed":
-                    yield (case := fitted(replace(origin, **{name: value})))
+                    yield (case := fitted(with_fields(origin, {name: value})))
                     if name in ("chunk", "prefix", "window") and (value != getattr(case, name) or origin.length <= value < CONTEXT // 2):
-                        yield fitted(replace(origin, **{name: value}, length=2 * value + 3 + origin.prefix))
+                        yield fitted(with_fields(origin, {name: value, "length": 2 * value + 3 + origin.prefix}))
                     if name == "prefix":  # of calls as long
-                        yield fitted(replace(origin, prefix=value, length=origin.length - now + value))
+                        yield fitted(with_fields(origin, {"prefix": value, "length": origin.length - now + value}))
 
     def drawn(self) -> Iterator[Case]:
         """Random cases, and mixtures of each with cases that failed."""
@@ -309,4 +311,4 @@ class Contrast:
 
     def mixture(self, a: Case, b: Case) -> Case:
         names = [name for name in self.deck.edges if getattr(a, name) != getattr(b, name) and self.deck.rng.random() < 0.5]
-        return fitted(replace(a, **{name: getattr(b, name) for name in names}))
+        return fitted(with_fields(a, {name: getattr(b, name) for name in names}))

@@ -2,10 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from ..testing.space import Case, fitted, lengths_of
+from ..testing.space import Case, fitted, lengths_of, with_fields
 
 PLAIN = 0.35
 """How often a field has its plainest value: a failure that needs a plain field is found, and one that needs several others too."""
@@ -42,11 +41,11 @@ class Deck:
 
     def draw(self) -> Case:
         """The next case."""
-        case = fitted(replace(Case(), **{name: self._value(name) for name in self.edges}))
+        case = fitted(with_fields(Case(), {name: self._value(name) for name in self.edges}))
         for name in _LESS:
             if work_of(case) > MOST_WORK:
                 values = self.edges[name]
-                case = fitted(replace(case, **{name: values[min(name in _SECOND, len(values) - 1)]}))
+                case = fitted(with_fields(case, {name: values[min(name in _SECOND, len(values) - 1)]}))
         return case
 
     def _value(self, name: str) -> Any:

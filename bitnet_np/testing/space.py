@@ -97,7 +97,14 @@ EDGES: Mapping[str, tuple[Any, ...]] = {
 @lru_cache(1 << 14)
 def fitted(case: Case) -> Case:
     """The nearest case that can be: whole blocks, what the family has, a prefix shorter than the sequence."""
-    return _fitted_call(replace(case, **_fitted_sizes(case), **_fitted_traits(case)))
+    return with_fields(case, _fitted_sizes(case) | _fitted_traits(case) | _fitted_call(case))
+
+
+def with_fields(case: Case, fields: Mapping[str, Any]) -> Case:
+    """The case with other values of these fields. dataclasses.replace takes ten times as long, and a hunt weighs thousands of cases."""
+    other = object.__new__(Case)
+    vars(other).update(vars(case), **fields)
+    return other
 
 
 def _fitted_sizes(case: Case) -> dict[str, Any]:
@@ -134,20 +141,13 @@ def _fitted_traits(case: Case) -> dict[str, Any]:
     return {"window": window, "experts": experts, "experts_used": used, "rope_base": rope_base}
 
 
-def _fitted_call(case: Case) -> Case:
+def _fitted_call(case: Case) -> dict[str, Any]:
     """A call that the context has room for."""
     length = min(case.length, CONTEXT)
     batch = min(case.batch, max(2, MOST_TOKENS // length))
-    shortest = min(lengths_of(replace(case, batch=batch, length=length)))
-    prefix = min(case.prefix, shortest - 1)
-    return replace(
-        case,
-        length=length,
-        batch=batch,
-        ragged=case.ragged and batch > 1 and length > 1,
-        prefix=prefix,
-        chunk=0 if case.chunk >= length - prefix else case.chunk,
-    )
+    prefix = min(case.prefix, min(_lengths(length, batch, case.ragged)) - 1)
+    ragged, chunk = case.ragged and batch > 1 and length > 1, 0 if case.chunk >= length - prefix else case.chunk
+    return {"length": length, "batch": batch, "ragged": ragged, "prefix": prefix, "chunk": chunk}
 
 
 def _up(value: int, step: int) -> int:
@@ -156,9 +156,11 @@ def _up(value: int, step: int) -> int:
 
 def lengths_of(case: Case) -> tuple[int, ...]:
     """The tokens of each sequence of the call."""
-    part = ((4, 4), (2, 4), (3, 4), (1, 4))
-    share = [part[b % 4] if case.ragged else part[0] for b in range(case.batch)]
-    return tuple(max(1, case.length * a // b) for a, b in share)
+    return _lengths(case.length, case.batch, case.ragged)
+
+
+def _lengths(length: int, batch: int, ragged: bool) -> tuple[int, ...]:
+    return tuple(max(1, length * (4, 2, 3, 1)[b % 4] // 4) for b in range(batch)) if ragged else (max(1, length),) * batch
 
 
 def tokens_of(case: Case) -> tuple[NDArray[np.int64], ...]:

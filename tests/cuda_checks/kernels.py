@@ -48,14 +48,14 @@ def quantize() -> None:
 def operations() -> None:
     """Those whose arguments may be of any size, with arguments that are drawn, numbers and edges."""
     names = {"rms_norm", "layer_norm", "rope", "rope_adjacent", "embed", "take"} | OF_NUMBERS.keys() & CASES.keys()
-    for name, edges, seed in product(sorted(names), (False, True), range(4)):
+    for name, edges, seed in product(sorted(names), (False, True), range(4 if GPU else 2)):
         by_both(name, *CASES[name](Draw(rng(seed), edges)))
 
 
 @check
 def order_of_sums() -> None:
-    """Rows that tell orders of sums apart, and squares that are rounded."""
-    for x in (selftest.rows_that_tell_lanes()[0], normal(200, 20)):
+    """Rows that tell orders of sums apart, and squares that are rounded: of the seed's first six rows, three would have another root."""
+    for x in (selftest.rows_that_tell_lanes()[0], normal(200 if GPU else 6, 20, seed=829)):
         by_both("rms_norm", x, np.ones(x.shape[1], np.float32), 0.0)
 
 

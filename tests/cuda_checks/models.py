@@ -192,7 +192,7 @@ def beyond_float16() -> None:
 def batches() -> None:
     """Sequences end, also by stop tokens, and others come; greedy or not; and an error of one is its own."""
     model, placed = smallest(16, **LIVELY)
-    requests = [Request("a", [1, 2], 9), Request("b", [2], 9, stop={4}), Request("c", [4], 6, Sampling(temperature=1.0))]
+    requests = [Request("a", [1, 2], 4), Request("b", [2], 9, stop={1}), Request("c", [4], 3, Sampling(temperature=1.0))]
     assert [each.tokens for each in generate_batch(placed, requests, 2, ops=on)] == [
         each.tokens for each in generate_batch(model, requests, 2)
     ]

@@ -9,6 +9,7 @@ import io
 import re
 import tokenize
 from collections import defaultdict
+from functools import cache
 
 import pages
 import pytest
@@ -19,7 +20,6 @@ DOTTED = re.compile(r"(?<![\w/.<>{}\"'*\\-])((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?!
 SUFFIXES = {"py", "json", "jsonl", "gguf", "npz", "npy", "md", "html", "toml", "safetensors", "part", "h", "kld", "txt"}
 ELSEWHERE = {"integrations/bitnet.py", "tokenizer_manager.py", "trace_diff.py", "tokens.prompt_ids", "arguments.text"}
 """Names in other projects (transformers, SGLang, BitNet-rs) and of an option in an example."""
-TREES = {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
 
 
 def texts(source):
@@ -38,10 +38,10 @@ def bound(node):
     return names.union(*map(bound, ast.iter_child_nodes(node)))
 
 
-def inside():
+def inside(trees):
     """What stands in each module and folder, by each ending of its dotted name, and in each class, with what its methods set."""
     found = defaultdict(set)
-    for module, tree in TREES.items():
+    for module, tree in trees.items():
         parts = module.split(".")
         for start in range(len(parts)):
             found[".".join(parts[start:])] |= bound(tree)
@@ -56,21 +56,20 @@ def inside():
     return found
 
 
-INSIDE = inside()
-HEADS = {name.split(".")[0] for name in INSIDE}
-ATTRIBUTES = set().union(*(names for owner, names in INSIDE.items() if owner[:1].isupper()))
-DOCUMENTED = {text for path in MODULES.values() for text in texts(path.read_text("utf-8"))}
-DATA = "\n".join(
-    node.value
-    for tree in TREES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in DOCUMENTED
-)
-"""All other strings, such as keys of GGUF files and names of transformers' modules."""
+@cache
+def known():
+    """What is inside of what, the beginnings of names, attributes of classes, and strings that are no comments, such as keys of files."""
+    trees = {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
+    within, documented = inside(trees), {text for path in MODULES.values() for text in texts(path.read_text("utf-8"))}
+    strings = (node.value for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    data = "\n".join(value for value in strings if isinstance(value, str) and value not in documented)
+    attributes = set().union(*(names for owner, names in within.items() if owner[:1].isupper()))
+    return within, {name.split(".")[0] for name in within}, attributes, data
 
 
 def stale(module, source):
     """Files and dotted names in the comments of a module that are not there."""
+    within, heads, attributes, data = known()
     folder = MODULES[module].parent
     folders = [each for each in (folder, *folder.parents) if each.is_relative_to(pages.ROOT)]
     variables = {
@@ -81,10 +80,10 @@ def stale(module, source):
         for name in DOTTED.findall(text):
             owner, _, last = name.rpartition(".")
             head = name.split(".")[0]
-            if last in SUFFIXES or head not in HEADS or name in DATA:
+            if last in SUFFIXES or head not in heads or name in data:
                 continue
             kind = owner.split(".")[-1]
-            if last not in INSIDE[owner] | INSIDE[kind] | INSIDE[kind.title()] and not (head in variables and last in ATTRIBUTES):
+            if last not in within[owner] | within[kind] | within[kind.title()] and not (head in variables and last in attributes):
                 yield name
 
 

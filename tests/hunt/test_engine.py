@@ -224,6 +224,7 @@ def test_a_wrong_tensor_is_a_finding_behind_a_prefix_as_well(layer, prefix):
     dump["result_output"] = logits + np.float32(1e-3) * np.random.default_rng(1).standard_normal(logits.shape, np.float32) * logits.std()
     dump[f"kqv_out-{layer}"] *= np.float32(1.01)
     kept = {name: x for name, x in dump.items() if name.startswith(("attn_norm", "Vcur", "kqv_out", "result_output"))}
-    assert Judge().outcome(Ran("ok", dump=kept), model, call, definition(model, call), False).kind == "wrong"
+    judge = Judge(EXACT, Options(budget=0))
+    assert judge.outcome(Ran("ok", dump=kept), model, call, definition(model, call), False).kind == "wrong"
     kept[f"kqv_out-{layer}"] = kept[f"kqv_out-{layer}"] / np.float32(1.01)
-    assert Judge().outcome(Ran("ok", dump=kept), model, call, definition(model, call), False).kind == "ok"
+    assert judge.outcome(Ran("ok", dump=kept), model, call, definition(model, call), False).kind == "ok"

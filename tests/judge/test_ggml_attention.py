@@ -86,7 +86,7 @@ def test_an_undeclared_cache_is_no_fault_and_assumed_from_there_on(name):
     narrow = [o for o in report.operations if o.verdict == Verdict.NARROW]
     assert [(o.key, o.mistake) for o in narrow] == [(Key("kqv_out", 0), cause)]
     assert DECLARED.get(name, f"--precision kv={name}") in report.reason
-    assert judge_trace(MODEL, trace(points), IDS, precision=FLOAT32).verdict == Verdict.WRONG
+    assert check(MODEL, IDS, trace(points), precision=FLOAT32, budget=0).verdict == Verdict.WRONG
     assert report.precision == (FLASH if "flash" in name else report.precision)
 
 
@@ -112,9 +112,9 @@ def test_a_cache_is_recognised_by_the_logits_of_another_dialect():
 
 
 def test_a_bug_behind_a_cache_is_named():
-    """RoPE without its factors and a cache of Q8_0 together, seen in the layers' outputs alone."""
+    """RoPE without its factors and a cache of Q8_0 together, seen in the first layer's output alone."""
     wrong = replace(MODEL, rope_frequency=rope_frequencies(MODEL.config.rope_base, MODEL.config.head_dim))
-    report = check(MODEL, IDS, only(dump(ENGINES["q8_0"][0], wrong), "l_out"))
+    report = check(MODEL, IDS, trace({(first := Key("l_out", 0)): dump(ENGINES["q8_0"][0], wrong)[first]}))
     assert report.verdict == Verdict.WRONG
     assert "the factors of the frequencies are not divided out" in report.first_wrong.hypothesis
     assert "rounded to q8_0, as in a KV cache of ggml" in report.first_wrong.hypothesis
@@ -141,6 +141,6 @@ def test_right_numbers_with_a_bug_are_not_taken_for_a_cache():
         "noise": lambda *inputs: (cpu.attend(*inputs) * (1 + noise)).astype(np.float32),
     }
     for name, attend in wrong.items():
-        report = judge_trace(MODEL, trace(dump(attend)), IDS, precision=FLOAT32 if name == "noise" else None)
+        report = check(MODEL, IDS, trace(dump(attend)), precision=FLOAT32 if name == "noise" else None, budget=0)
         assert report.verdict == Verdict.WRONG, name
         assert report.first_wrong.key == Key("kqv_out", 0), name

@@ -28,9 +28,10 @@ SHALLOW = dataclasses.replace(DEEP, config=dataclasses.replace(DEEP.config, n_la
 
 @pytest.mark.parametrize(("base", "model"), [(EXACT, DEEP), (BITNET_CPP, SHALLOW)], ids=["30 layers", "8 layers, bitnet.cpp"])
 def test_roundings_are_no_fault_at_any_depth(base, model):
-    """FLIPS_LIMIT is too small for 30 layers. The limit that is measured holds for every kind of rounding."""
+    """FLIPS_LIMIT is too small for 30 layers. The limit that is measured holds for every kind of rounding, and no known mistake, which are
+    tried in eight layers, is like one."""
     ours = Variant("ours", model, base)
-    judge_theirs, logits = judge_by(ours, DEEP_TOKENS), logits_of(ours, DEEP_TOKENS)
+    judge_theirs, logits = judge_by(ours, DEEP_TOKENS, search=model is SHALLOW), logits_of(ours, DEEP_TOKENS)
     others = {
         "halves": Variant("", model, Dialect("halves", in_float16=True, stepped_angles=False)),
         "the other dialect": Variant("", model, EXACT if base is BITNET_CPP else BITNET_CPP),

@@ -103,7 +103,7 @@ def test_noise_that_begins_at_a_position_is_none_of_all_operations(seed, at):
     """Also where the positions that are looked at, the first 64, have a little noise, or a little more than float16 has."""
     model, ids, theirs = equal_tokens(seed)
     theirs[at:] += 0.2 * theirs.std() * np.random.default_rng(0).standard_normal(theirs[at:].shape).astype(np.float32)
-    assert check(model, ids, theirs, budget=0.5).verdict is WRONG
+    assert check(model, ids, theirs, budget=0 if seed else 0.5).verdict is WRONG  # searched for causes in one model
 
 
 FAR = {
@@ -236,6 +236,7 @@ def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
     assert "the search for causes ended after its 0 s: --budget 20 tries more" in little.reason
     with monkeypatch.context() as patched:
         patched.setattr(logits_alone, "_MOST_WORK", 10**6)
+        patched.setattr(Search, "unnamed", lambda *_: None)  # what is no known mistake would be tried for half a minute
         little = check(model, ids, theirs)
         assert "known mistakes in one layer alone were tried on logits: --budget 150 tries more" in little.reason
     assert "the norm's weight is missing" in check(model, ids, theirs).reason

@@ -158,9 +158,9 @@ def test_a_mistake_is_the_headline_and_never_a_rounding(kind):
 
 
 def test_a_mistake_in_attention_is_seen_through_a_narrow_cache():
-    """Also in the first layer, where nothing has shown yet that the cache is narrow."""
+    """In the first layer, where nothing has shown yet that the cache is narrow."""
     wrong = {"kqv_out": lambda e, n: e.attend(n, scale=1.0)}
-    report = judged(*dump_of("q8_0 KV cache", 4, wrong, heads=4, kv_heads=2))
+    report = judged(*dump_of("q8_0 KV cache", 4, wrong, (0,), heads=4, kv_heads=2))
     assert report.first_wrong.key.layer == 0
     assert report.first_wrong.mistake == "attention.unscaled"
     assert report.first_wrong.hypothesis.endswith("; and keys and values are rounded, as a cache of q8_0 does")

@@ -57,8 +57,9 @@ BETWEEN_LAYERS = {
 }
 """Engines of every kind, and the noisiest of each."""
 
-SOUGHT = {*COARSE_BETWEEN_LAYERS, *BASES, "MXFP4", "NVFP4", "e5m2 cache", "int4 weights in groups"}
-"""Those whose format between layers is sought, which takes seconds for each. The noise of the others is believed without its name."""
+SOUGHT = {*BASES, "int4 weights, int8 inputs", "MXFP4", "NVFP4", "e5m2 cache", "int4 weights in groups"}
+"""Those whose format between layers is sought, which takes seconds for each. The noise of the others is believed without its name, or not
+believed, of which one is sought in vain."""
 
 
 def assert_right(policy, names, is_coarse):

@@ -57,7 +57,7 @@ def test_each_sequence_has_its_own_verdict(layout, lengths, label, wrong, invali
     def change(b, name, array):
         return array * np.float32(0 if b == invalid else 3 if (b, name) == (wrong, label) else 1)
 
-    report = bn.check(SMALL, [row[:n].tolist() for row, n in zip(IDS, lengths, strict=True)], laid_out(layout, lengths, change))
+    report = bn.check(SMALL, [row[:n].tolist() for row, n in zip(IDS, lengths, strict=True)], laid_out(layout, lengths, change), budget=0)
     expected = [Verdict.INVALID if b == invalid else Verdict.WRONG if b == wrong else Verdict.SAME_BITS for b in range(3)]
     assert [one.verdict for one in report.sequences] == expected
     assert (report.verdict, report.sequence) == (Verdict.WRONG, wrong)
@@ -65,7 +65,7 @@ def test_each_sequence_has_its_own_verdict(layout, lengths, label, wrong, invali
     assert str(report.sequences[wrong].first_wrong.key) == label
     for b, one in enumerate(report.sequences):
         alone = {name: change(b, name, array) for name, array in points(b, lengths[b]).items()}
-        assert one == bn.check(SMALL, IDS[b, : lengths[b]], alone)
+        assert one == bn.check(SMALL, IDS[b, : lengths[b]], alone, budget=0)
     assert report.reason.endswith(f"; WRONG or INVALID too: sequence {invalid}") == (invalid is not None)
 
 

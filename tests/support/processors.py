@@ -42,7 +42,7 @@ class Processor:
     path: str  # of byte dot products
     is_wide: bool  # whether registers are many
     least: int  # tokens from which on ternary codes are unpacked once for all
-    types: tuple[str, ...]  # of blocks: one with signed codes, and one without
+    types: tuple[str, ...]  # of blocks: one with signed codes, and one without, where their products are not those of another one
     passes: tuple[str, ...] = ()  # beginnings of their names
     is_whole: bool = False  # whether kernels of floats also run
 
@@ -65,7 +65,7 @@ class Processor:
 TERNARY, FLOATS = ("family bitnet-b1.58", "ternary"), ("float", "dialect", "cache")  # beginnings of passes
 PROCESSORS = {
     "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0"), (*TERNARY, "Q4_K", "Q8_0")),
-    "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, ("Q4_K",), (*TERNARY, "Q4_K")),
+    "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, (), TERNARY),
     "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q8_0",)),
     "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), (*TERNARY, *FLOATS, "Q4_K", "Q5_1"), is_whole=True),
     "AVX-VNNI": Processor("alderlake", AVX2 + ",+avxvnni", "avx-vnni", False, 3, ("Q8_0",)),

@@ -138,7 +138,7 @@ def folded(node: Node, made: dict[Node, Any], make: Callable[[Node, list[Any]], 
     A closure that calls itself would keep all values until Python looks for cycles: gigabytes, in a long search.
     """
     if node not in made:
-        made[node] = make(node, [folded(child, made, make) for child in node.inputs])
+        made[node] = make(node, [made[child] if child in made else folded(child, made, make) for child in node.inputs])
     return made[node]
 
 
