@@ -195,10 +195,10 @@ def choices(wrong: Wrong) -> str | None:
     return f"experts {which} in the order of their logits are chosen instead of 1 to {theirs.shape[1]}, at {where}"
 
 
-def other_choices(wrong: Wrong) -> str:
+def other_choices(wrong: Wrong) -> str | None:
     """Experts that are chosen by no rule that is known."""
-    right = np.sort(np.rint(wrong.value)) != np.sort(np.rint(wrong.theirs))
-    return f"other experts than those of the largest logits are chosen, at {runs('position', np.flatnonzero(right.any(axis=1)))}"
+    off = np.flatnonzero((np.sort(np.rint(wrong.value)) != np.sort(np.rint(wrong.theirs))).any(axis=1))
+    return f"other experts than those of the largest logits are chosen, at {runs('position', off)}" if off.size else None
 
 
 def experts(wrong: Wrong) -> str | None:

@@ -318,8 +318,9 @@ def _function(step: _Step, values: dict[Node, Any]) -> str | None:
     """The values that an activation has, if these are of some other smooth function of its input."""
     x, y, weight, right = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight, values[step.node]))
     known = np.isfinite(y) & (weight > np.median(weight) / 2)
-    text = described_function(x[known], y[known], right[known], "its input")
+    if (text := described_function(x[known], y[known], right[known], "its input")) is None:
+        return None
     large = known & (x > x[known].max() / 4)
     over = float((y / x)[large].max(initial=0)) if (right <= np.maximum(x, 0) * (1 + SAME)).all() else 0.0
     beyond = f": what it multiplies its input by goes on to {over:.4g}, and should end at 1, as where a curve is not cut off"
-    return text and f"the activation: {text}{beyond if over > 1 + LITTLE else ''}"
+    return f"the activation: {text}{beyond * (over > 1 + LITTLE)}"

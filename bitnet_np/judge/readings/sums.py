@@ -40,7 +40,7 @@ def _laws(terms: Array, what: str, largest: Array | float) -> Iterator[tuple[str
     whole = width if mean else 1
     i, sizes = np.arange(width), [n for n in _SIZES if n < width]
     scale = np.exp(largest - np.max(largest))
-    yield "is taken along the other axis", (terms * scale).sum(axis=-2, keepdims=True) / scale / (len(terms) if mean else 1)
+    yield "is taken along the other axis", (terms * scale).sum(axis=-2, keepdims=True) / scale / (terms.shape[-2] if mean else 1)
     for w in dict.fromkeys((*(-(-width // n) * n for n in (*_SIZES, 3, 6, 12, 24, 48, 96, 192)), 1)):
         if mean and w != width:
             yield f"is divided by {w} instead of {width}" if w > 1 else "is not divided by the width", terms.sum(-1, keepdims=True) / w
