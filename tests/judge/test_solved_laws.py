@@ -116,7 +116,7 @@ def test_a_coarse_reciprocal_of_the_sums_is_told():
     seen = np.exp(scores_of() - np.where(QUERY >= KEY, scores_of(), -np.inf).max(axis=-1, keepdims=True)) * (QUERY >= KEY)
     m, power = np.frexp(seen.sum(axis=-1, keepdims=True))
     assert read("llama", "kqv_out", by_weights(seen * np.ldexp((2 - m) * (2 - m * (2 - m)), -power))).endswith(
-        "they follow the mantissa of the softmax sum, as where its reciprocal is coarse"
+        "they follow the mantissa of the softmax's sum, as where its reciprocal is coarse"
     )
 
 

@@ -351,10 +351,9 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
     mantissa = np.frexp(seen / np.exp(np.where(attended.visible, attended.scores, -np.inf).max(axis=-1)))[0].ravel()
     inexact = factor.ravel()[np.argsort(mantissa)]
     is_function = np.square(np.diff(inexact)).mean() < SMOOTH * inexact.var()
-    return (
-        f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: "
-        f"{'they follow the mantissa of the softmax sum, as where its reciprocal is coarse' if is_function else 'the softmax sum is wrong'}"
-    )
+    follows = "they follow the mantissa of the softmax's sum, as where its reciprocal is coarse"
+    why = follows if is_function else "the softmax's sum is wrong"
+    return f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: {why}"
 
 
 def _of_scores(attended: Attention, solved: _Solved) -> str | None:

@@ -55,7 +55,7 @@ def _recognised(numbers: Array, wrong: Wrong, near: float) -> tuple[str, Array] 
             said = {f"{digits(ratio)} times ": ratio, "": 1.0, "epsilon times ": wrong.model.config.eps}
             times = min(reversed(said), key=lambda times: abs(said[times] - ratio) > near * abs(ratio))
             return times + words.format(name), said[times] * x.reshape(numbers.shape)
-        if (other := _others(flat, known.ravel(), near)) is not None:
+        if not name.startswith("the weight") and (other := _others(flat, known.ravel(), near)) is not None:
             return f"{name} of another place over that of its own, as by the scale of another", other.reshape(numbers.shape)
     return None
 

@@ -140,8 +140,10 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
     if count == len(right) and longrope is None and min(slowest - 1, np.ptp(right / own)) > NEAR:
         parts = [(x / own * slowest - 1) / (slowest - 1) for x in (frequency, right)]
         room = np.maximum(spread, NEAR) * slowest / (slowest - 1)
-        if ((parts[0] > -room) & (parts[0] < 1 + room))[is_sure].all():
-            said = [f"{runs('pair', np.flatnonzero(x > 1 - room))} kept and {runs('pair', np.flatnonzero(x < room))} slowed" for x in parts]
+        kept, slowed = ([np.flatnonzero(x) for x in marks] for marks in ([x > 1 - room for x in parts], [x < room for x in parts]))
+        fall = all((np.diff(x[is_sure]) < NEAR).all() and ((x > -room) & (x < 1 + room))[is_sure].all() for x in parts)
+        if fall and all(x.size for x in (*kept, *slowed)):
+            said = [f"{runs('pair', a)} kept and {runs('pair', b)} slowed" for a, b in zip(kept, slowed, strict=True)]
             return f"kept and slowed frequencies are blended by other borders: {' instead of '.join(said)}"
     sure = ratio[is_sure]
     falls = (np.diff(sure) <= LITTLE).all() or (np.diff(sure) >= -LITTLE).all()
