@@ -46,7 +46,7 @@ from .mistakes.search import OVERHEAD, Case, Explanation, Search
 from .options import SEARCHING, Options
 from .parts import SCREENED, Part, Screen, wrong_parts
 from .readings.others import overwritten
-from .readings.table import cause_of, facts_of
+from .readings.table import cause_of, facts_of, sums_of
 from .readings.wrong import Wrong
 from .report.report import OperationVerdict
 from .verdict import Verdict
@@ -555,6 +555,9 @@ class TensorCase(Case):
 
     def readings(self) -> Hypothesis | None:
         return None if self.wrong is None else cause_of(self.wrong)
+
+    def sums(self) -> Hypothesis | None:
+        return None if self.wrong is None else sums_of(self.wrong)
 
     def within(self, part: Part) -> "TensorCase":
         alone = replace(self, part=part, screen=None)

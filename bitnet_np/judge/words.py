@@ -117,6 +117,7 @@ def rules(count: int) -> Iterator[tuple[str, Indices]]:
     yield "i from the end: the order is the opposite", count - 1 - i
     for n in range(2, count) if count <= _MANY else (2**k for k in range(1, count.bit_length())):
         yield from ((f"i % {n}", i % n), (f"i // {n}", i // n), (f"i - i % {n}", i - i % n), (f"{n} * i % {count}", n * i % count))
+        yield f"i + i % {n}", np.minimum(i + i % n, count - 1)
         if (i ^ (n // 2)).max() < count:
             yield f"i ^ {n // 2}", i ^ (n // 2)
         if count % n == 0:

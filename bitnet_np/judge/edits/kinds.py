@@ -452,6 +452,8 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
             shape = (-1, count, place.config.heads // count, place.config.head_dim)
             regrouped = changed(node, lambda x, shape=shape: x.reshape(shape).swapaxes(1, 2).reshape(x.shape))
             yield f"heads of {node.noun} are in another order: {count} in turn, not one after another", regrouped
+    if _is_vector(node) and node.value.size == place.length:
+        yield f"{node.noun} goes along positions instead of elements", constant(node.noun, node.value[:, None])
     for axis, noun in _axes_of(node, not readers):
         for words, order in functions.ORDERS.items():
             other = Node("order", (node,), node.noun, (words, axis))
@@ -780,7 +782,7 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
     if is_value:
         clipped = f"{_is(node.noun if readers else 'the result')} clipped"
         yield Edit(f"{clipped} beyond {{number}}", partial(_step, "clipped", node), grid=_LIMITS)
-        yield Edit(f"{clipped} above {{number}}", partial(_step, "clipped above", node), grid=_LIMITS)
+        yield Edit(f"{clipped} above {{number}}", partial(_step, "clipped above", node), grid=(-10.0, -1.0, -0.1, *_LIMITS))
 
 
 _IN_ORDER: tuple[Kind, ...] = (
@@ -794,7 +796,7 @@ _IN_ORDER: tuple[Kind, ...] = (
         narrow_weights,
     ),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
-    *(other_tensor, swapped, caches.stored, rounded, numbers, values),
+    *(other_tensor, swapped, caches.stored, rounded, numbers, values, _of_tables(weights.packed)),
 )
 KINDS: dict[str, Kind] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""

@@ -132,6 +132,10 @@ class Case(ABC):
         """What else may be read off the numbers."""
         return None
 
+    def sums(self) -> Hypothesis | None:
+        """The law of the sums of rows in an operation that is right but for them."""
+        return None
+
     def within(self, part: Part) -> "Case":
         """The case of one of `parts` alone."""
         raise NotImplementedError
@@ -226,6 +230,8 @@ class Search:
         if cause.id == "any.factor" and cause.left > max(case.noise, EXACT):  # a number inside the operation may leave less
             inside = self.hidden(case, numbered=True)
             cause = inside if inside is not None and _ALIKE * inside.left < cause.left else cause
+        elif cause.id == "any.factor" and (law := case.sums()) is not None:
+            cause = law
         elif cause.id == "any.factor":  # a step, or a number of the model, says more
             inside = _best(self._fits(case, _with_factor(case, cause.number or 1.0), max(case.noise, EXACT)))
             if inside is not None and inside.left <= _ALIKE * cause.left + EXACT:
@@ -347,7 +353,7 @@ def _hidden(case: Case, stop: Callable[[], bool]) -> list[Hypothesis]:
 
 def _with_factor(case: Case, factor: float) -> Iterator[Hypothesis]:
     """Yields other steps of the last operation, and numbers of the model times what may make a result this factor of what is right."""
-    for one in hypotheses(case.span[-1:], case.single, [ROWS["edit.steps"], ROWS["edit.numbers"]]):
+    for one in hypotheses(case.span[-1:], case.single, [ROWS["edit.steps"], ROWS["edit.other_function"], ROWS["edit.numbers"]]):
         right = (one.grid[0] * one.grid[-1]) ** 0.5 if one.grid else 1.0  # the middle of its grid
         yield from (one.with_number(right * factor**power) for power in (1, -1)) if one.grid else (one,)
 

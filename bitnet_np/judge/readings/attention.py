@@ -10,7 +10,7 @@ from ...base.errors import listed
 from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
-from ..words import FEW, instead, least_to_largest, places_of, plain, runs
+from ..words import FEW, Indices, instead, least_to_largest, places_of, plain, runs
 from .structure import Numbers, loose_structure, structure
 from .wrong import ROWS, Wrong
 
@@ -127,6 +127,73 @@ def wrong_values(wrong: Wrong) -> str | None:
         text = f"those of {runs('position', off)} are others"
     text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
     return text and f"values: {text}; weights are right"
+
+
+def moved_values(wrong: Wrong) -> str | None:
+    """The rows of values that are read in the place of others, if weights are right: one by one, as each token reads itself last.
+
+    What is left of a token's output without the values before it is its own value times its weight, which need not be known well: it is
+    taken for the nearest value of the sequence.
+    """
+    attended = attention(wrong)
+    (t, heads, size), shared = attended.values.shape, attended.shared
+    right, theirs = attended.values[:, ::shared], attended.theirs
+    every, held, source = right.reshape(-1, size), right.copy(), np.arange(t * heads // shared).reshape(t, -1)
+    if t < 2 or source.size * every.size > _WORK:
+        return None
+    for i in range(t):
+        rest = theirs[i] - np.einsum("hs,shk->hk", attended.weights[:, i, :i], np.repeat(held[:i], shared, axis=1))
+        for g in range(source.shape[1]):
+            group = slice(g * shared, (g + 1) * shared)
+            left = np.square(rest[group, None] - attended.weights[group, i, i, None, None] * every).sum(axis=(0, 2))
+            if left[source[i, g]] > SPARE * left.min() + SAME**2 * (theirs**2).mean():
+                source[i, g] = left.argmin()
+                held[i, g] = every[source[i, g]]
+    sums = attended._replace(values=np.repeat(held, shared, axis=1)).outputs(attended.weights)
+    count = np.count_nonzero(source.ravel() != np.arange(source.size))
+    if not count or not attended.wrong.accounts(sums):
+        return None
+    law = structure(Numbers(held, right, ("position", "head", "element"), wrong.noise)) if count > FEW else None
+    return f"values: {_strides(source) or law or _rows_in_words(source, 'values')}; weights are right"
+
+
+def moved_queries(wrong: Wrong) -> str | None:
+    """The rows of queries, of any head and position, that stand in the place of others, if keys and values are right."""
+    attended, c = attention(wrong), wrong.model.config
+    t, heads, size = attended.values.shape
+    is_off: Seen = np.any(attended.wrong.places.reshape(t, heads, -1), axis=2)
+    source = np.arange(t * heads).reshape(t, heads)
+    if heads * t**3 * heads * size > _WORK:
+        return None
+    every, computed = attended.queries.reshape(-1, attended.queries.shape[2]), attended.wrong.value.copy()
+    for h in np.flatnonzero(is_off.any(axis=0)):
+        scores = spec.soft_cap(every @ attended.keys[:, h].T * score_scale(c), c.score_cap)
+        for i in np.flatnonzero(is_off[:, h]):
+            made = spec.softmax(np.where(attended.visible[i], scores, -np.inf)) @ attended.values[:, h]
+            source[i, h] = np.square(made - attended.theirs[i, h]).sum(axis=1).argmin()
+            computed[i, h * size : (h + 1) * size] = made[source[i, h]]
+    return (
+        f"queries: {_strides(source) or _rows_in_words(source, 'queries')}; keys and values are right"
+        if attended.wrong.accounts(computed)
+        else None
+    )
+
+
+def _strides(source: Indices) -> str | None:
+    """The stride by which rows of heads [T, H] are read, if they are read by one."""
+    heads = source.shape[1]
+    off = np.flatnonzero((source != np.arange(source.size).reshape(source.shape)).any(axis=0))
+    steps = np.unique(np.diff(source[:, off], axis=0))
+    if steps.size > 1 or (source[0] != np.arange(heads)).any():
+        return None
+    return f"rows of {runs('head', off)} are read by a stride of {steps[0]} a position instead of {heads}"
+
+
+def _rows_in_words(source: Indices, what: str) -> str:
+    """Which rows of heads [T, H] are read, by the first of them."""
+    off = np.flatnonzero(source.ravel() != np.arange(source.size))
+    (i, h), (position, head) = (divmod(int(row), source.shape[1]) for row in (off[0], source.flat[off[0]]))
+    return f"{off.size} rows are others: head {h} of position {i} has the {what} of head {head} of position {position}"
 
 
 def foreign_values(wrong: Wrong) -> str | None:
@@ -281,9 +348,12 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     if (np.ptp(factor, axis=1) < SAME_LOGARITHMS + 2 * sure.max()).all():
         return None  # which the result shows
-    return (
-        f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: the softmax's sum is wrong"
-    )
+    mantissa = np.frexp(seen / np.exp(np.where(attended.visible, attended.scores, -np.inf).max(axis=-1)))[0].ravel()
+    inexact = factor.ravel()[np.argsort(mantissa)]
+    is_function = np.square(np.diff(inexact)).mean() < SMOOTH * inexact.var()
+    follows = "they follow the mantissa of the softmax's sum, as where its reciprocal is coarse"
+    why = follows if is_function else "the softmax's sum is wrong"
+    return f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: {why}"
 
 
 def _of_scores(attended: Attention, solved: _Solved) -> str | None:
@@ -329,10 +399,11 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
     if slopes is not None:
         return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"
-    rows = fitted(np.eye(t)[:, None, :, None] * right, theirs)
-    if rows is not None:
-        off = np.flatnonzero((np.abs(rows - 1) > 5 * near) & (usable.sum(axis=(0, 2)) > heads))
-        return f"scores of {runs('position', off)} are multiplied by {least_to_largest(rows[off])}"
+    for noun, axis, each_of in (("position", 2, np.eye(t)[:, None, :, None]), ("key", 1, np.eye(t)[:, None, None, :])):
+        rows = fitted(each_of * right, theirs)
+        if rows is not None:
+            off = np.flatnonzero((np.abs(rows - 1) > 5 * near) & (usable.sum(axis=(0, axis)) > heads))
+            return f"scores of {runs(noun, off)} are multiplied by {least_to_largest(rows[off])}"
     keys = fitted(np.eye(t)[:, None, None, :] * np.ones(right.shape), error)
     if keys is not None:
         keys -= np.median(keys)

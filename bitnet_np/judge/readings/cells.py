@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ...traces.points import Key
 from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, explains, rough
 from ..law.definition import score_scale
-from ..law.expression import Array
+from ..law.expression import Array, value_of
+from ..law.graph import attended as attended_tensor
 from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
 from .attention import Attention, Seen, attention
 from .wrong import Wrong
@@ -120,7 +122,12 @@ def _distances(distances: list[int], tokens: int) -> str:
 
 
 def _by_cell(counts: Counts, visible: Seen) -> str:
-    """The cells that are read too often or not at all, and by which tokens."""
+    """The cells that are read too often or not at all, and by which tokens; or what each run of tokens reads, if these are few."""
+    off = np.flatnonzero((counts != visible).any(axis=1))
+    ends = np.flatnonzero((np.diff(off) != 1) | (np.diff(counts[off], axis=0) != 0).any(axis=1)) + 1
+    if counts.max() <= 1 and 2 * ends.size + 1 < off.size and ends.size < FEW:
+        of = ((runs("position", some), some.size, np.flatnonzero(counts[some[0]])) for some in np.split(off, ends))
+        return "; ".join(f"{who} read{'s' * (n == 1)} {runs('cell', read) if read.size else 'nothing'} alone" for who, n, read in of)
     texts = list(_cells_in_words(counts - visible, visible))
     return "; ".join(texts[:FEW]) + (f"; and {len(texts) - FEW} more" if len(texts) > FEW else "")
 
@@ -162,6 +169,21 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+
+
+def cells_of_layers(wrong: Wrong) -> str | None:
+    """The layer whose keys, values or both stand in the cells before the first wrong position."""
+    first, (_, *kv) = int(wrong.wrong_rows[0]), wrong.operation.inputs
+    own = dict(zip(wrong.operation.inputs, wrong.inputs, strict=True))
+    for n in (n for n in range(len(wrong.model.layers)) if n != wrong.key.layer and first):
+        others = attended_tensor(wrong.operation.model, "Kcur", n), Key("Vcur", n)
+        for what, some in (("keys and values", (0, 1)), ("keys", (0,)), ("values", (1,))):
+            if all(others[i] in wrong.tensors for i in some):
+                held = {kv[i]: np.concatenate([wrong.tensors[others[i]][:first], own[kv[i]][first:]]) for i in some}
+                computed = value_of(wrong.operation.tree, (own | held).__getitem__, len(wrong.theirs))
+                if wrong.accounts(np.concatenate([wrong.value[:first], computed[first:]])):
+                    return f"{what} of positions before {first} are those of layer {n}: the cache of another layer is read"
+    return None
 
 
 # --- what cells hold --------------------------------------------------------------------------------------------------------------------

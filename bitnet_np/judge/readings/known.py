@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..evidence import FEWEST
+from ..evidence import FEWEST, NEAR, sources
 from ..law.expression import Array
 from ..law.functions import REDUCTIONS
 from ..words import digits
@@ -55,4 +55,15 @@ def _recognised(numbers: Array, wrong: Wrong, near: float) -> tuple[str, Array] 
             said = {f"{digits(ratio)} times ": ratio, "": 1.0, "epsilon times ": wrong.model.config.eps}
             times = min(reversed(said), key=lambda times: abs(said[times] - ratio) > near * abs(ratio))
             return times + words.format(name), said[times] * x.reshape(numbers.shape)
+        if not name.startswith("the weight") and (other := _others(flat, known.ravel(), near)) is not None:
+            return f"{name} of another place over that of its own, as by the scale of another", other.reshape(numbers.shape)
     return None
+
+
+def _others(flat: Array, known: Array, near: float) -> Array | None:
+    """The numbers [n], if each is the quotient of one of some known ones and its own; of each known one there may be several numbers."""
+    own = np.repeat(known, max(flat.size // max(known.size, 1), 1))
+    if known.size < FEWEST or own.size != flat.size or np.ptp(known) <= NEAR * np.abs(known).max() or not np.isfinite(known).all():
+        return None
+    source = sources(known[:, None], (flat * own)[:, None], near * float(np.abs(known).max()))
+    return None if source is None else known[source] / own

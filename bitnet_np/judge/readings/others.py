@@ -10,9 +10,9 @@ from ...base.errors import listed
 from ...model import widen
 from ...model.records import MATRICES
 from ...traces.points import TOP_EXPERTS, Key
-from ..evidence import FEWEST, NEAR, SPARE, matched, nearest, rough, sources
+from ..evidence import FEWEST, LITTLE, NEAR, SPARE, matched, nearest, rough, sources
 from ..law import formats
-from ..law.definition import NORM_WEIGHT, matrix_product
+from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product
 from ..law.expression import tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
 from ..words import FEW, Indices, moves_in_words, runs, runs_and_verb
@@ -195,6 +195,12 @@ def choices(wrong: Wrong) -> str | None:
     return f"experts {which} in the order of their logits are chosen instead of 1 to {theirs.shape[1]}, at {where}"
 
 
+def other_choices(wrong: Wrong) -> str | None:
+    """Experts that are chosen by no rule that is known."""
+    off = np.flatnonzero((np.sort(np.rint(wrong.value)) != np.sort(np.rint(wrong.theirs))).any(axis=1))
+    return f"other experts than those of the largest logits are chosen, at {runs('position', off)}" if off.size else None
+
+
 def experts(wrong: Wrong) -> str | None:
     """The experts whose numbers are wrong wherever they are taken; or whose products, of which token, stand in wrong slots."""
     key = Key(TOP_EXPERTS, wrong.key.layer)
@@ -205,9 +211,29 @@ def experts(wrong: Wrong) -> str | None:
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
     guilty, is_whole = np.unique(own), not np.isin(right, own).any()
     text = _products(wrong, slots, slots // chosen.shape[1], own, is_whole) if wrong.key.name in OF_EXPERTS else None
+    text = text or _factors(wrong, chosen)
     if text is None and is_whole and 4 * guilty.size <= wrong.model.config.experts:
         text = f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
     return text
+
+
+def _factors(wrong: Wrong, chosen: Indices) -> str | None:
+    """The factors of experts by which their numbers are multiplied, if these are all that is wrong."""
+    theirs, right = (x.reshape(chosen.size, -1) for x in (wrong.theirs, wrong.value))
+    factor = np.ones(wrong.model.config.experts)
+    for e in np.unique(chosen):
+        some = chosen.ravel() == e
+        factor[e] = (theirs[some] * right[some]).sum() / max((right[some] ** 2).sum(), 1e-300)
+    off, layer = np.flatnonzero(np.abs(factor - 1) > LITTLE), wrong.operation.layer
+    if not wrong.accounts((factor[chosen.ravel(), None] * right).reshape(wrong.value.shape)):
+        return None
+    why, of = "", OF_EXPERTS.get(wrong.key.name)
+    if of is not None and layer is not None:
+        largest = lambda name: np.array([np.abs(matrix_of(getattr(one, name).weights).whole()).max() for one in layer.experts])  # noqa: E731
+        shared = np.maximum(largest("ffn_gate"), largest("ffn_up")) / largest(of)
+        if of != "ffn_down" and (np.abs(factor - shared)[np.unique(chosen)] < LITTLE).all():
+            why = ", as where gate and up share the scale of the larger one and its weights are not scaled anew"
+    return f"numbers of {runs('expert', off)} are multiplied by {listed([f'{x:.4g}' for x in factor[off]], FEW)}{why}"
 
 
 def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices, is_whole: bool) -> str | None:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import listed
 from ..equivalence import complex_pairs
-from ..evidence import FEWEST, LITTLE, SAME, matched, rough
+from ..evidence import FEWEST, LITTLE, NEAR, SAME, matched, rough
 from ..law import formats
 from ..law.expression import Array
 from ..law.functions import pairs
@@ -32,6 +32,20 @@ def rotation(wrong: Wrong) -> str | None:
         which = np.flatnonzero(still)
         text = f"{runs('pair', which)} of each head {'are' if which.size > 1 else 'is'} not rotated" + (f"; {law}" if law else "")
     return f"{f'from position {first} on ' * (first > 0)}{text}" if text else None
+
+
+def whole_turns(wrong: Wrong) -> str | None:
+    """The number by which whole turns are taken off angles, where that is not 2 pi: it is found by the errors that grow with them."""
+    step = wrong.step("the angles")
+    if step is None:
+        return None
+    angles = wrong.steps[step]
+    error = np.angle(_turns(wrong) * np.exp(-1j * angles))
+    for count in (rule(angles / (2 * np.pi)) for rule in (np.rint, np.floor)):
+        by = float((error * count).sum() / max((count**2).sum(), 1))
+        if abs(by) > LITTLE**2 and _accounts(wrong, angles + by * count):
+            return f"whole turns are taken off angles by {2 * np.pi - by:.6g} instead of 2 pi: angles drift with the position"
+    return None
 
 
 def other_turns(wrong: Wrong) -> str | None:
@@ -122,6 +136,15 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
         return moves_in_words(source, "pair", "the frequency")
     if count == len(right) and np.ptp(right / own) > LITTLE > np.ptp((frequency + right) / own):
         return "kept and slowed frequencies are mixed the wrong way round: pairs that should keep theirs are slowed"
+    slowest = float((own[:known] / right[:known]).max())
+    if count == len(right) and longrope is None and min(slowest - 1, np.ptp(right / own)) > NEAR:
+        parts = [(x / own * slowest - 1) / (slowest - 1) for x in (frequency, right)]
+        room = np.maximum(spread, NEAR) * slowest / (slowest - 1)
+        kept, slowed = ([np.flatnonzero(x) for x in marks] for marks in ([x > 1 - room for x in parts], [x < room for x in parts]))
+        fall = all((np.diff(x[is_sure]) < NEAR).all() and ((x > -room) & (x < 1 + room))[is_sure].all() for x in parts)
+        if fall and all(x.size for x in (*kept, *slowed)):
+            said = [f"{runs('pair', a)} kept and {runs('pair', b)} slowed" for a, b in zip(kept, slowed, strict=True)]
+            return f"kept and slowed frequencies are blended by other borders: {' instead of '.join(said)}"
     sure = ratio[is_sure]
     falls = (np.diff(sure) <= LITTLE).all() or (np.diff(sure) >= -LITTLE).all()
     if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:

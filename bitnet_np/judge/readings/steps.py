@@ -51,6 +51,8 @@ def wrong_step(wrong: Wrong) -> str | None:
             if step.node.kind == "matmul" and step.node.inputs[1].is_matrix:
                 ways = (_sums, block_factors, _of_parts)
                 text = next(filter(None, (way(wrong, step.node, step.needed) for way in ways)), None)
+            elif step.node.kind == "rows" and step.node.inputs[0].is_matrix:
+                text = block_factors(wrong, step.node, step.needed)
             if text is not None:
                 return text
             if step.node is wrong.operation.tree:
@@ -316,5 +318,9 @@ def _function(step: _Step, values: dict[Node, Any]) -> str | None:
     """The values that an activation has, if these are of some other smooth function of its input."""
     x, y, weight, right = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight, values[step.node]))
     known = np.isfinite(y) & (weight > np.median(weight) / 2)
-    text = described_function(x[known], y[known], right[known], "its input")
-    return text and f"the activation: {text}"
+    if (text := described_function(x[known], y[known], right[known], "its input")) is None:
+        return None
+    large = known & (x > x[known].max() / 4)
+    over = float((y / x)[large].max(initial=0)) if (right <= np.maximum(x, 0) * (1 + SAME)).all() else 0.0
+    beyond = f": what it multiplies its input by goes on to {over:.4g}, and should end at 1, as where a curve is not cut off"
+    return f"the activation: {text}{beyond * (over > 1 + LITTLE)}"

@@ -15,7 +15,7 @@ from ...base.errors import listed
 from ..evidence import LITTLE, SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
 from ..law.expression import Array
 from ..law.functions import ACTIVATIONS, places_from, starts
-from ..words import FEW, digits, instead, least_to_largest, moves_in_words, places_of, plain, rules, runs
+from ..words import FEW, digits, instead, least_to_largest, moves_in_words, parts_of, places_of, plain, rules, runs
 
 _LEAST = 16  # numbers: a law of fewer is chance
 GROUPS = 3  # factors that are said one by one
@@ -24,6 +24,8 @@ _RANK = 4  # the most that is said
 _OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: what tries hundreds of places looks at no more
 _SHOWN = 0.1  # of the mean error, that numbers that are said have at least
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
+_TILES = (2, 4, 8, 16, 32, 64, 128)
+_TYPES = {1: "powers of 2", 8: "bfloat16's 8 significant bits", 11: "float16's 11 significant bits"}
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
 
@@ -57,7 +59,8 @@ class Numbers(NamedTuple):
 
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
-    return _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _elsewhere, _few_ratios, _of_rows, _function, _replaced)
+    text = _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _added, _elsewhere)
+    return text or _read(numbers, _few_ratios, _of_rows, _function, _replaced)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
@@ -124,8 +127,8 @@ def _sources(theirs: Array, right: Array, same: float) -> NDArray[np.intp] | Non
         return None
     shifts, often = np.unique(found - off, return_counts=True)  # some slices may be alike: one shift, or a rule, says more than several
     shifted = np.clip(np.arange(len(right)) + shifts[often.argmax()], 0, len(right) - 1)
-    alike = (rule[off] for rule in (shifted, *(rule for _, rule in rules(len(right)))) if _is_near(right[rule[off]], theirs[off], near))
-    source[off] = next(alike, found)
+    ruled = (rule[off] for rule in (shifted, *(rule for _, rule in rules(len(right)))) if _is_near(right[rule[off]], theirs[off], near))
+    source[off] = next(ruled, found)
     return source
 
 
@@ -135,10 +138,46 @@ def _is_near(right: Array, theirs: Array, near: float) -> bool:
 
 
 def _laid_out(n: Numbers) -> str | None:
-    """Axes that are taken for each other."""
-    for order in permutations(range(n.right.ndim)):
-        if n.explained(n.right.transpose(order).reshape(n.right.shape)):
-            return f"numbers are laid out as [{', '.join(n.axes[i] for i in order)}], and read as [{', '.join(n.axes)}]"
+    """Axes that are taken for each other, or tiles of one axis."""
+    shape, few = n.right.shape, np.linspace(0, n.right.size - 1, _RATIOS).astype(np.intp)
+    cuts = [(shape, n.axes), *((cut, names) for axis in range(len(shape)) for cut, names in _in_tiles(shape, n.axes, axis))]
+    for cut, names in cuts:
+        for order in permutations(range(len(cut))):
+            at = np.unravel_index(few, [cut[i] for i in order])
+            source = np.ravel_multi_index([at[order.index(i)] for i in range(len(cut))], cut)
+            if not np.allclose(n.theirs.ravel()[few], n.right.ravel()[source], rtol=1e-3, atol=n.same * np.abs(n.right).max()):
+                continue
+            if n.explained(n.right.reshape(cut).transpose(order).reshape(shape)):
+                return f"numbers are laid out as [{', '.join(names[i] for i in order)}], and read as [{', '.join(names)}]"
+    return None
+
+
+def _in_tiles(shape: tuple[int, ...], axes: tuple[str, ...], axis: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Yields the shape, and what its axes count, with one of them cut into tiles."""
+    for size in (size for size in _TILES if size < shape[axis] and shape[axis] % size == 0):
+        names = f"tile of {size} {axes[axis]}s", f"{axes[axis]} of it"
+        yield (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :]), (*axes[:axis], *names, *axes[axis + 1 :])
+
+
+def _added(n: Numbers) -> str | None:
+    """Slices along an axis that are sums of several, or that others are added to: how often each is summed is solved for."""
+    for axis, what in enumerate(n.axes):
+        theirs, right = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (n.theirs, n.right))
+        if not 1 < len(right) <= right.shape[1] - SPARE or right.shape[1] > _LARGE:
+            continue
+        often = np.rint(theirs @ np.linalg.pinv(right))
+        if not n.explained(np.moveaxis((often @ right).reshape(np.moveaxis(n.right, axis, 0).shape), 0, axis)):
+            continue
+        more = often - np.eye(len(often))
+        off, source = np.flatnonzero(more.any(axis=1)), np.arange(len(often))
+        if (more[off].sum(axis=1) == 1).all() and (np.abs(more[off]).sum(axis=1) == 1).all():
+            source[off] = more[off].argmax(axis=1)
+            return f"to each {what} another one is added: {moves_in_words(source, what)}"
+        if (often == np.tri(len(often))).all():
+            return f"each {what} is the sum of all up to it: sums run on, and are not cleared"
+        of = [f"{what} {i} is the sum of {runs(what, np.flatnonzero(often[i]))}" for i in off if set(often[i]) <= {0, 1}]
+        if len(of) == off.size:
+            return f"slices are added up: {'; '.join(of[:FEW])}" + (f"; and {len(of) - FEW} more" if len(of) > FEW else "")
     return None
 
 
@@ -259,9 +298,14 @@ def _few_ratios(n: Numbers) -> str | None:
     if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
         return None
     parts = [some.size / seen.size for some in groups]
+    where = (
+        " and ".join(parts_of(np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max(), 1.0))
+        if n.right.ndim == 2 and len(groups) == 2
+        else ""
+    )
     each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
     is_dropout = len(groups) == 2 and abs(factors[0]) < SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
-    return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else ''}"
+    return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else where and f': the wrong ones are at {where}'}"
 
 
 def _replaced(n: Numbers) -> str | None:
@@ -317,9 +361,15 @@ def _function(n: Numbers) -> str | None:
     for power, words in POWERS.items():
         if power != 1 and n.explained(powered(x, power)):
             return f"they are {words.format('what is right')}"
-    for name, function in ACTIVATIONS.items():
-        if name != "nothing" and n.explained(function(x)):
-            return f"{name} of them stands there"
+    made = {name: function(x) for name, function in ACTIVATIONS.items() if name != "nothing"}
+    name = min(made, key=lambda name: float(np.nan_to_num(np.square(made[name] - y).sum(), nan=np.inf)))
+    if n.explained(made[name]):
+        return f"{name} of them stands there"
+    for bits in range(1, 12):  # on a coarser grid
+        step = 2.0 ** (np.floor(np.log2(np.where(x == 0, 1, np.abs(x)))) + 1 - bits)
+        for how, rule in (("rounded", np.rint), ("cut", np.trunc), ("rounded up", lambda x: np.sign(x) * np.ceil(np.abs(x)))):
+            if n.explained(rule(x / step) * step):
+                return f"numbers are {how} to {_TYPES.get(bits, f'{bits} significant bits')}"
     return None
 
 

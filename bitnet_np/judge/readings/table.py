@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
 from ..hypothesis import Hypothesis
-from . import attention, cells, elements, others, rotations, steps
+from . import attention, cells, elements, others, rotations, steps, sums
 from .wrong import Wrong
 
 
@@ -26,11 +26,15 @@ FACTS = (
 """Readings that need no hypothesis."""
 
 COLUMNS = Reading("columns", (), others.columns_of_others)
+SUMS = Reading("sums", (), sums.wrong_sums)
 READINGS = (
+    Reading("other_choices", (TOP_EXPERTS,), others.other_choices),
+    SUMS,
     Reading("other_rows", (*FIELDS, "result_output"), others.other_rows),
     Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
+    Reading("whole_turns", ("Qcur_rope", "Kcur_rope"), rotations.whole_turns),
     Reading("turns", ("Qcur_rope", "Kcur_rope"), rotations.other_turns),
     Reading("pairs", ("Qcur_rope", "Kcur_rope"), rotations.other_pairs),
     Reading("tokens", ("inp_embd",), others.tokens),
@@ -40,6 +44,9 @@ READINGS = (
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
+    Reading("of_layers", ("kqv_out",), cells.cells_of_layers),
+    Reading("moved_values", ("kqv_out",), attention.moved_values),
+    Reading("moved_queries", ("kqv_out",), attention.moved_queries),
     Reading("parts", ("kqv_out",), cells.joined_parts),
     Reading("weights", ("kqv_out",), attention.wrong_weights),
     Reading("held", ("kqv_out",), cells.held_cells),
@@ -60,6 +67,11 @@ LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "rea
 def facts_of(wrong: Wrong, of_columns: bool = False) -> Hypothesis | None:
     """What a wrong tensor shows whatever its operation is. of_columns: its columns in other places, too."""
     return _read(wrong, (*FACTS, *[COLUMNS] * of_columns))
+
+
+def sums_of(wrong: Wrong) -> Hypothesis | None:
+    """The law of the sums of rows, if an operation is right but for them."""
+    return _read(wrong, (SUMS,))
 
 
 def cause_of(wrong: Wrong) -> Hypothesis | None:

@@ -1,0 +1,339 @@
+"""Laws of sums, of places and of factors: each is planted by NumPy at places and sizes that are drawn, and is said as it was planted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dumps import recorded, without_codes
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from wrong_tensors import (
+    IDS,
+    KEY,
+    LAYER,
+    LLAMA,
+    POINTS,
+    QUERY,
+    C,
+    T,
+    by_weights,
+    heads,
+    judged,
+    layer_points,
+    read,
+    read_off,
+    scores_of,
+    softmax,
+)
+
+from bitnet_np import spec
+from bitnet_np.judge.law.roundings import cut_to_digits, to_digits
+from bitnet_np.judge.readings.structure import Numbers, structure
+from bitnet_np.model.records import Yarn
+from bitnet_np.testing.models import random_model
+from bitnet_np.traces.points import Key
+
+P = layer_points("llama")
+X, G, EPS, I96 = P["ffn_inp"], LLAMA.layers[LAYER].ffn_norm.astype(np.float64), LLAMA.config.eps, np.arange(96)
+SQUARES, EXP, RIGHT = np.square(X), np.where(QUERY >= KEY, np.exp(scores_of()), 0), softmax(scores_of())
+SIZES = st.sampled_from([2, 4, 8, 16])
+
+
+def of_parts(x, part):
+    """For each number of a row the sum of those of its part."""
+    return np.stack([x[..., part == p].sum(axis=-1) for p in part], axis=-1)
+
+
+def normed(mean):
+    return read("llama", "ffn_norm", X / np.sqrt(mean + EPS) * G)
+
+
+def summed(sums):
+    return read("llama", "kqv_out", by_weights(EXP / np.where(sums == 0, 1, sums)))
+
+
+def added(x, n, to):
+    total = np.zeros(x.shape[:-1])
+    for i in range(0, x.shape[-1], n):
+        total = to(total + x[..., i : i + n].sum(axis=-1))
+    return total[..., None]
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from([2, 4, 8]))
+def test_parts_of_a_row_that_are_summed_by_themselves_are_told(n):
+    assert normed(of_parts(SQUARES, I96 % n) * n / 96) == f"the mean square is that of each of {n} lanes, of the numbers i % {n}, by itself"
+    assert summed(of_parts(EXP, KEY // n)) == f"the softmax's sum is that of each {n} numbers by itself"
+    assert summed(of_parts(EXP, KEY // n % 2)) == f"the softmax's sum is that of each half of every {2 * n} numbers by itself"
+
+
+@given(st.sampled_from([2, 4, 8]))
+def test_numbers_that_a_sum_leaves_out_are_told(n):
+    assert summed(EXP[..., ::n].sum(-1, keepdims=True)) == f"the softmax's sum is of every {n}th number alone"
+    assert summed(EXP[..., :n].sum(-1, keepdims=True)) == f"the softmax's sum is of the first {n} numbers alone"
+    assert summed(EXP[..., :-n].sum(-1, keepdims=True)) == f"the softmax's sum is of all but the last {n}"
+
+
+@given(st.integers(7, 9).map(lambda k: 2**k))
+def test_other_divisors_of_a_mean_are_told(w):
+    assert normed(SQUARES.sum(-1, keepdims=True) / w) == f"the mean square is divided by {w} instead of 96"
+    assert read("llama", "ffn_norm", X / np.sqrt(SQUARES.sum(-1, keepdims=True) + EPS) * G) == "the mean square is not divided by the width"
+
+
+@given(SIZES, st.sampled_from([(8, "bfloat16"), (11, "float16")]), st.booleans())
+def test_sums_in_fewer_bits_are_told(n, kind, is_cut):
+    digits, name = kind
+    words = f"is kept in {name}, {'cut' if is_cut else 'rounded'} behind each {n} that are added"
+    to = lambda x: (cut_to_digits if is_cut else to_digits)(x, digits)  # noqa: E731
+    assert normed(added(SQUARES, n, to) / 96) == f"the mean square {words}"
+    e = np.exp(np.where(QUERY >= KEY, scores_of(), -np.inf) - np.where(QUERY >= KEY, scores_of(), -np.inf).max(axis=-1, keepdims=True))
+    said = read("llama", "kqv_out", by_weights(e / added(e, n, to)))
+    assert said == f"the softmax's sum {words}" or n == 16
+
+
+def test_a_softmax_along_queries_is_told():
+    e = np.where(QUERY >= KEY, np.exp(scores_of()), 0)
+    assert summed(e.sum(axis=1, keepdims=True)) == "the softmax's sum is taken along the other axis"
+
+
+@given(st.sampled_from([2, 4, 8]), st.booleans())
+def test_a_sum_that_is_divided_out_again_and_again_is_told(n, is_seen):
+    y, total, most = np.zeros((C.heads, T, 24)), np.zeros((C.heads, T, 1)), np.full((C.heads, T, 1), -50.0)
+    scores, v = np.where(QUERY >= KEY, scores_of(), -np.inf), spec.by_query_head(heads("Vcur"), C.heads).swapaxes(0, 1)
+    for i in range(0, T, n):
+        part, is_it = scores[..., i : i + n], np.arange(T)[:, None] >= (i if is_seen else 0)
+        new = np.maximum(most, part.max(axis=-1, keepdims=True))
+        keep, e = np.exp(most - new), np.exp(part - new)
+        total, most = total * keep + e.sum(axis=-1, keepdims=True), new
+        y = np.where(is_it, (y * keep + e @ v[:, i : i + n]) / total, y)
+    said = read("llama", "kqv_out", y.swapaxes(0, 1).reshape(T, -1))
+    assert said == f"the softmax's sum is divided out behind each {n} keys{' that are seen' * is_seen}, not once at the end"
+
+
+def test_a_coarse_reciprocal_of_the_sums_is_told():
+    seen = np.exp(scores_of() - np.where(QUERY >= KEY, scores_of(), -np.inf).max(axis=-1, keepdims=True)) * (QUERY >= KEY)
+    m, power = np.frexp(seen.sum(axis=-1, keepdims=True))
+    assert read("llama", "kqv_out", by_weights(seen * np.ldexp((2 - m) * (2 - m * (2 - m)), -power))).endswith(
+        "they follow the mantissa of the softmax's sum, as where its reciprocal is coarse"
+    )
+
+
+# --- places -----------------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, T - 1), st.sampled_from(["ffn_up", "Qcur", "l_out"]))
+def test_rows_that_others_are_added_to_are_told(by, name):
+    said = read("llama", name, P[name] + np.roll(P[name], by, axis=0))
+    assert said.startswith("to each position another one is added: positions are shifted by ")
+
+
+def test_sums_of_slices_are_told():
+    x = np.random.default_rng(0).standard_normal((6, 30))
+    for often, says in (
+        (np.tri(6), "each position is the sum of all up to it: sums run on, and are not cleared"),
+        (
+            np.eye(6) + 0 * np.tri(6) + np.eye(1, 6, 3) * np.eye(6)[:, :1],
+            "to each position another one is added: position 0 has the numbers",
+        ),
+        (
+            np.where(np.arange(6)[:, None] < 2, np.arange(6) > 3, np.eye(6)),
+            "slices are added up: position 0 is the sum of positions 4 to 5; pos",
+        ),
+    ):
+        assert structure(Numbers(often @ x, x, ("position", "element"))).startswith(says)
+
+
+@given(st.sampled_from([2, 4, 8]), st.booleans())
+def test_tiles_of_any_axis_are_told(n, is_of_rows):
+    x = np.random.default_rng(0).standard_normal((16, 48))
+    tiles = x.reshape(16 // n, n, 48).swapaxes(1, 2) if is_of_rows else x.reshape(16, 48 // n, n).swapaxes(0, 1)
+    said = structure(Numbers(tiles.reshape(16, 48), x, ("position", "element")))
+    of = f"tile of {n} {'positions' if is_of_rows else 'elements'}"
+    assert said.startswith("numbers are laid out as [")
+    assert of in said
+
+
+@given(st.integers(2, 5), st.integers(0, 1))
+def test_values_of_other_rows_are_told(n, head):
+    v, rows = heads("Vcur"), np.minimum(np.arange(T) + np.arange(T) % n, T - 1)
+    said = read("llama", "kqv_out", by_weights(RIGHT, v[rows]))
+    assert said == f"values: position i has the numbers of i + i % {n}; weights are right"
+    strided = v.reshape(-1, 24)[np.arange(T)[:, None] + np.arange(2)]
+    said = read("llama", "kqv_out", by_weights(RIGHT, strided))
+    assert said == "values: rows of heads 0 to 1 are read by a stride of 1 a position instead of 2; weights are right"
+    one = v.copy()
+    one[7, head] = v[3, 1 - head]
+    said = read("llama", "kqv_out", by_weights(RIGHT, one))
+    assert (
+        said == f"values: 1 rows are others: head {head} of position 7 has the values of head {1 - head} of position 3; weights are right"
+    )
+
+
+@given(st.integers(1, 3))
+def test_queries_of_other_rows_are_told(stride):
+    rows = heads("Qcur_rope").reshape(-1, 24)[np.arange(T)[:, None] * np.array([4, *[stride] * 3]) + np.arange(4)]
+    said = read("llama", "kqv_out", by_weights(softmax(scores_of(q=rows))))
+    assert said == f"queries: rows of heads 1 to 3 are read by a stride of {stride} a position instead of 4; keys and values are right"
+
+
+@given(st.integers(2, T - 2), st.sampled_from(["keys and values", "keys", "values"]), st.sampled_from([0, 2]))
+def test_cells_of_another_layer_are_told(first, what, layer):
+    late = first <= QUERY
+    k, v = (np.where(np.arange(T)[:, None, None] < first, heads(name, layer), heads(name)) for name in ("Kcur_rope", "Vcur"))
+    weights = softmax(scores_of(k=k if "keys" in what else None))
+    wrong = np.where(late, by_weights(weights, v if "values" in what else None), by_weights(RIGHT))
+    said = read("llama", "kqv_out", wrong)
+    assert said == f"{what} of positions before {first} are those of layer {layer}: the cache of another layer is read"
+
+
+@given(st.floats(1.2, 3), st.integers(0, 9))
+def test_factors_of_keys_are_told(factor, key):
+    said = read("llama", "kqv_out", by_weights(softmax(scores_of() * np.where(key == KEY, factor, 1))))
+    assert said.startswith(f"scores of key {key} are multiplied by {factor:.3g}"[:-1])
+
+
+def test_tokens_that_all_read_the_same_cells_are_told_together():
+    chunk = 8
+    seen = np.where(chunk > QUERY, QUERY >= KEY, np.minimum(chunk, T - QUERY // chunk * chunk) > KEY)
+    said = read("llama", "kqv_out", by_weights(softmax(scores_of(), seen)))
+    assert said == "positions 8 to 15 read cells 0 to 7 alone; position 16 reads cell 0 alone"
+
+
+NAMES = {1: "powers of 2", 8: "bfloat16's 8 significant bits"}
+# --- factors and functions --------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 8), st.sampled_from([("rounded", np.rint), ("cut", np.trunc), ("rounded up", lambda x: np.sign(x) * np.ceil(np.abs(x)))])
+)
+def test_a_coarser_grid_of_numbers_is_told(bits, rule):
+    x = np.random.default_rng(0).standard_normal((20, 40))
+    step = 2.0 ** (np.floor(np.log2(np.abs(x))) + 1 - bits)
+    said = structure(Numbers(rule[1](x / step) * step, x, ("position", "element")))
+    assert said.startswith(f"numbers are {rule[0]} to {NAMES.get(bits, f'{bits} significant bits')}")
+
+
+BLOCKS = random_model(
+    3, family="llama", table="Q8_0", weights="Q8_0", width=128, ffn=128, heads=4, kv_heads=2, head_dim=32, n_layers=1, vocab=90
+)
+IDS_OF_BLOCKS = np.random.default_rng(0).permutation(90)[:30]
+BLOCK_POINTS = without_codes(recorded(BLOCKS, IDS_OF_BLOCKS))
+
+
+def parts_of(table):
+    data = np.ascontiguousarray(table.data).view(np.uint8).reshape(table.shape[0], -1, 34)
+    scales = np.ascontiguousarray(data[..., :2]).view(np.float16).astype(np.float64)
+    return scales, np.ascontiguousarray(data[..., 2:]).view(np.int8).astype(np.float64)
+
+
+def test_scales_of_a_table_on_a_coarser_grid_are_told():
+    scales, codes = parts_of(BLOCKS.token_embd)
+    wrong = (2.0 ** np.ceil(np.log2(np.abs(scales))) * np.sign(scales) * codes).reshape(90, 128)[IDS_OF_BLOCKS]
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("inp_embd", None), wrong)
+    assert said == "Q8_0: scales of blocks of 32 weights of a row: numbers are rounded up to powers of 2"
+
+
+@given(st.integers(0, 1), st.integers(1, 3))
+def test_scales_that_are_read_behind_their_place_are_told(grows, by):
+    linear = BLOCKS.layers[0].ffn_gate
+    (scales, codes), x = parts_of(linear.weights), BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64).reshape(30, 4, 32)
+    place = np.arange(512).reshape(1, 128, 4) + np.arange(30)[:, None, None] * grows + by * (1 - grows)
+    sums = np.einsum("tbi,nbi->tnb", x, codes) * scales.ravel()[place.clip(0, 511)]
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), sums.sum(axis=2) + linear.bias)
+    if grows:
+        assert said == "Q8_0: scales of blocks are read behind their place, by the number of the position"
+    else:
+        assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: ")
+
+
+def test_a_zero_point_that_takes_other_sums_is_told():
+    scales, x = parts_of(BLOCKS.layers[0].ffn_gate.weights)[0][..., 0], BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64)
+    more = np.abs(x).reshape(30, 4, 32).sum(axis=2) @ scales.T
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), BLOCK_POINTS[Key("ffn_gate", 0)] + more)
+    assert said == "Q8_0: each block's scale is added times a number of each position, as by a zero point of other sums"
+
+
+@given(st.floats(6.2, 6.28), st.booleans())
+def test_a_coarse_number_for_whole_turns_is_told(circle, is_floor):
+    x = np.random.default_rng(0).standard_normal((200, 96))
+    angle = np.multiply.outer(np.arange(200), LLAMA.rope_frequency.astype(np.float64))
+    turns = (np.floor if is_floor else np.rint)(angle / (2 * np.pi))
+    turned = spec.rotate(x.reshape(200, -1, 24), angle - circle * turns, C.rope).reshape(200, -1)
+    said = read_off(LLAMA, np.arange(200), {Key("Qcur", 1): x}, Key("Qcur_rope", 1), turned)
+    assert said.startswith(f"whole turns are taken off angles by {circle:.4g}"[:-1])
+
+
+def test_other_borders_of_a_blend_of_frequencies_are_told():
+    yarn = Yarn(8.0, 4096)
+    model, step = (
+        random_model(6, family="qwen3", n_layers=1, width=64, heads=4, kv_heads=2, head_dim=64, yarn=one)
+        for one in (yarn, replace(yarn, fast=2.0))
+    )
+    x = np.random.default_rng(0).standard_normal((60, 256))
+    turned = spec.rotate(x.reshape(60, 4, 64), np.multiply.outer(np.arange(60), step.rope_frequency.astype(np.float64)), "halves")
+    said = read_off(model, np.arange(60), {Key("Qcur_normed", 0): x}, Key("Qcur_rope", 0), turned.reshape(60, 256))
+    assert said.startswith("kept and slowed frequencies are blended by other borders: pairs 0 to ")
+
+
+def test_a_curve_that_is_not_cut_off_is_told():
+    z = np.sqrt(2 / np.pi) * (3 * P["ffn_gate"] + 0.044715 * 27 * P["ffn_gate"] ** 3)
+    model, points = LLAMA, {**POINTS["llama"], Key("ffn_gate", LAYER): 3 * P["ffn_gate"]}
+    wrong = 3 * P["ffn_gate"] * (1 + np.tanh(z / 2) * 1.05) / 2 * P["ffn_up"]
+    said = read_off(model, IDS["llama"], points, Key("ffn_out", LAYER), wrong)
+    assert ": what it multiplies its input by goes on to 1.0" in said
+
+
+EXPERTS = random_model(5, family="qwen3moe", n_layers=1)
+EXPERT_POINTS = without_codes(recorded(EXPERTS, np.arange(24)))
+CHOSEN = EXPERT_POINTS[Key("ffn_moe_topk", 0)].astype(np.intp)
+
+
+def of_experts(name, wrong):
+    return read_off(EXPERTS, np.arange(24), EXPERT_POINTS, Key(name, 0), wrong)
+
+
+@given(st.floats(1.1, 4))
+def test_factors_of_experts_are_told(factor):
+    up = EXPERT_POINTS[Key("ffn_moe_up", 0)].astype(np.float64).reshape(*CHOSEN.shape, -1)
+    e = int(CHOSEN[0, 0])
+    said = of_experts("ffn_moe_up", (up * np.where(e == CHOSEN, factor, 1)[..., None]).reshape(24, -1))
+    assert said == f"numbers of expert {e} are multiplied by {factor:.4g}"
+    gates, ups = (
+        [np.abs(getattr(one, name).weights.astype(np.float64)).max() for one in EXPERTS.layers[0].experts]
+        for name in ("ffn_gate", "ffn_up")
+    )
+    said = of_experts("ffn_moe_up", (up * np.maximum(np.divide(gates, ups), 1)[CHOSEN][..., None]).reshape(24, -1))
+    assert said.endswith(", as where gate and up share the scale of the larger one and its weights are not scaled anew")
+
+
+@given(st.permutations(range(24)))
+def test_scales_of_other_tokens_are_told(order):
+    assume((np.array(order) != np.arange(24)).sum() > 8)
+    most = np.abs(EXPERT_POINTS[Key("ffn_norm", 0)].astype(np.float64)).max(axis=1)
+    gate = EXPERT_POINTS[Key("ffn_moe_gate", 0)].astype(np.float64)
+    said = of_experts("ffn_moe_gate", gate * (most[order] / most)[:, None])
+    assert said.endswith(
+        " is multiplied by the largest magnitude of ffn_norm of another place over that of its own, as by the scale of another"
+    )
+
+
+def test_experts_that_no_rule_chooses_are_told():
+    other = np.random.default_rng(0).permuted(np.tile(np.arange(EXPERTS.config.experts), (24, 1)), axis=1)[:, : CHOSEN.shape[1]]
+    assert of_experts("ffn_moe_topk", other).startswith("other experts than those of the largest logits are chosen, at positions ")
+
+
+# --- edits ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["packed in tiles of {}, and read row by row", "read in tiles of {}, and lies row by row"])
+@pytest.mark.parametrize(
+    ("of", "shape", "order"),
+    [("8 inputs", (120, 12, 8), (1, 0, 2)), ("8 rows", (15, 8, 96), (0, 2, 1)), ("4 rows and 8 inputs", (30, 4, 12, 8), (0, 2, 1, 3))],
+)
+def test_matrices_in_tiles_are_told(how, of, shape, order):
+    matrix = LLAMA.layers[LAYER].ffn_up.weights.astype(np.float64)
+    place = np.arange(matrix.size).reshape(shape).transpose(order).ravel()
+    other = matrix.ravel()[np.argsort(place) if how.startswith("read") else place].reshape(matrix.shape)
+    assert judged("llama", "ffn_up", P["ffn_up"] + P["ffn_norm"] @ (other - matrix).T) == f"the matrix is {how.format(of)}"
