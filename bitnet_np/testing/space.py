@@ -256,6 +256,11 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
+    sizes = {"width": c.width, "ffn": c.ffn, "kv_heads": c.kv_heads, "vocab": c.vocab}
+    layers = ("layers", c.n_layers), ("layers", FAMILIES[c.architecture].window_period + 1)  # a whole period and one
+    for name, value in (*sizes.items(), *layers):
+        if value <= 2 * max(EDGES[name]):
+            drawn[name] = tuple(dict.fromkeys([*drawn[name][:1], value, *drawn[name][1:]]))
     always = _always_windowed(FAMILIES[c.architecture])
     drawn["window"] = tuple(dict.fromkeys([*[c.window or WINDOW if always else 0], *[c.window] * bool(c.window), *EDGES["window"][1:]]))
     drawn["experts"] = tuple(dict.fromkeys([*EDGES["experts"][1:2], c.experts, *EDGES["experts"][2:]])) if c.experts else (0,)
