@@ -9,7 +9,7 @@ nothing disagrees any more.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ _MOST = 40  # conditions at a time
 _STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
 _SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
-_EXCEPT, _UNSEEN = 1.0, 0.15  # cost of a condition that calls meet which are seen to be right, and of each right run that meets it
+_EXCEPT = 1.0  # cost of a condition that calls meet which are seen to be right
+_SEEN_COST, _UNSEEN_COST = 0.15, 0.03  # of each right run that meets it, and of each right call of a prefix
 _DECIDED = 0.03  # weight of the hypotheses that a run could refute, below which they agree on it
 
 
@@ -109,9 +110,8 @@ class Pool(Calls):
 
     def __init__(self, cases: Iterable[Case], seen: bool = True) -> None:
         self.cases = list(dict.fromkeys(cases))
-        super().__init__([parts_of(case, row)[-1 if seen else 0 :] for case in self.cases for row in range(case.batch)])
-        rows = np.array([case.batch for case in self.cases], np.int64)
-        self.begins = self.begins[np.cumsum(rows) - rows]
+        parts = [[parts_of(case, row)[-1 if seen else 0 :] for row in range(case.batch)] for case in self.cases]
+        super().__init__([sum(rows, ()) for rows in parts])
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
         return self.any(self.meet(condition))
@@ -202,10 +202,11 @@ class Contrast:
             clear = Calls([(part,) for (part,) in self.good.sequences if not part.alone and part.case not in self.hidden])
             most, passed = min(self.spare, len(clear.sequences) // _SPARED), [case for case in self.passing if not self.hides(case)]
             kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, clear, n))), (0, []))
-            all_of, seen = Pool(passed, seen=False), Pool(passed)
-            others = [(cost + _EXCEPT * (kinds > 0) + _UNSEEN * int(all_of.meets(one).sum()), one) for cost, one in some]
-            self.kept = sorted([*self.kept, *others], key=lambda pair: pair[0])
-            self.unseen = bool(others) and self.kept[0] in others
+            seen, unseen = Pool(passed), Calls([(part,) for (part,) in self.good.sequences if part.alone])
+            more = [_SEEN_COST * seen.meets(one).sum() + _UNSEEN_COST * unseen.meet(one).sum() + _EXCEPT * (kinds > 0) for _, one in some]
+            others = [(cost + extra, one) for (cost, one), extra in zip(some, more, strict=True)]
+            self.unseen = min((cost for cost, _ in others), default=np.inf) < min((cost for cost, _ in self.kept), default=np.inf)
+            self.kept = sorted([*self.kept, *others], key=itemgetter(0))
             self.spared = int(seen.meets(self.kept[0][1]).sum()) if self.kept else 0
         self.split = not self.kept
         for most in (2, 1, 0) if self.split else ():  # several failures: those near the smallest case

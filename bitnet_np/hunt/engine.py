@@ -302,10 +302,9 @@ class Function(_Limited):
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        try:
-            parameters = list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        parameters: list[inspect.Parameter] = []
+        with suppress(TypeError, ValueError):
+            parameters += inspect.signature(self.function).parameters.values()
         names = [p.name for p in parameters]
         self.takes_path = any("path" in p.name or "Path" in str(p.annotation) or "str" in str(p.annotation) for p in parameters[:1])
         self.knobs = tuple(name for name in KNOBS if name in names)

@@ -29,12 +29,7 @@ class Fact(NamedTuple):
 
     cost: float  # how far-fetched a statement about it is
     words: str  # `{}`: a number or name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
-    value: Callable[[Any], Any]  # of what `facts_of` knows
-
-    @property
-    def is_so(self) -> bool:
-        """Whether it is so or not, and no number or name."""
-        return "{}" not in self.words
+    value: Callable[[Any], Any]  # of what `facts_of` knows: a number or name, or whether it is so
 
 
 CALLS = {
@@ -295,7 +290,7 @@ def in_statements(condition: Sequence[Atom]) -> str:
 
 def _statement(fact: str, atoms: Sequence[Atom]) -> str:
     words, first = FACTS[fact].words, atoms[0]
-    if FACTS[fact].is_so:
+    if "{}" not in words:
         return re.sub(r"\(([^()|]*)\|([^()|]*)\)", r"\1" if first.low else r"\2", words)
     if fact.startswith("behind") and first.low == 0:
         return f"the prompt has the id {fact.removeprefix('behind ')}"
@@ -328,7 +323,7 @@ def atoms_of(failing: Calls, passing: Calls) -> list[Atom]:
 
 def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
     bad = failing.column(fact)
-    if FACTS[fact].is_so:
+    if "{}" not in FACTS[fact].words:
         yield from (Atom(fact, x, x) for x in (False, True) if x or fact not in _LOWS)
         return
     if bad.dtype == object:
@@ -364,29 +359,3 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
 def numbers_of(column: NDArray) -> list[Any]:
     """The different numbers of a fact, in order."""
     return [int(x) if x == int(x) else float(x) for x in np.unique(column[~np.isnan(column)])]
-
-
-_OFTEN = {"first": ", some ids 0", "last": ", some ids the last", "low": ", some ids below 4", "alike": ", all ids equal"}
-
-
-def in_words(case: Case) -> str:
-    """A case in words: what makes it other than the plainest, and its sizes."""
-    c, plain, plural = case, Case(), lambda n, word: f"{n} {word}{'s' * (n != 1)}"
-    heads, lengths = plural(c.kv_heads * c.group, "head"), ", ".join(map(str, lengths_of(c)))
-    heads += f" that share {plural(c.kv_heads, 'key head')}" * (c.group > 1)
-    sizes = f"{c.family}, {plural(c.layers, 'layer')}, width {c.width}, {heads} of width {c.head_dim}, feed-forward {c.ffn}"
-    traits = {
-        f"{c.table} embedding": c.table != plain.table,
-        "tied head": c.tied,
-        "optional tensors": c.extras,
-        f"window {c.window}": c.window,
-        f"{c.rope_width} numbers of a head rotated": c.rope_width,
-        f"{plural(c.experts, 'expert')}, {c.experts_used} of them used": c.experts,
-        f"RoPE base {c.rope_base:g}": c.rope_base != plain.rope_base,
-        f"eps {c.eps:g}": c.eps != plain.eps,
-    }
-    call = f"{lengths} tokens" if c.ragged else plural(c.length, "token")
-    call = f"{c.batch} sequences of " * (c.batch > 1) + call + (f" in chunks of {c.chunk}" if c.chunk else " in one prefill")
-    call += f" behind a reused prefix of {c.prefix}" * (c.prefix > 0) + f" on {c.threads} threads" * (c.threads > 1)
-    call += _OFTEN.get(c.tokens, "")
-    return ", ".join([f"{sizes}, vocabulary {c.vocab}, {c.weights}", *(words for words, so in traits.items() if so), call])

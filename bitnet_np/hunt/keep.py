@@ -15,9 +15,8 @@ from ..files.safetensors_file import json_of
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..testing.models import write_gguf
-from ..testing.space import FIELDS, Case
+from ..testing.space import FIELDS, Case, in_words
 from .engine import Command, Engine, Function, engine_of, write_tokens
-from .facts import in_words
 from .outcome import Judge, Outcome
 from .run import Finding, Runner, call_of
 

@@ -19,11 +19,11 @@ from ..judge.report.report import Report
 from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
-from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
+from ..testing.space import CALL, EDGES, Case, case_like, fitted, in_words, model_of, tokens_of
 from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_statements, in_words, prefix_of
+from .facts import in_statements, prefix_of
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -135,8 +135,7 @@ class Hunt(Judged):
         return {"findings": [finding.as_dict() for finding in self.findings]} | fields
 
 
-Runs = Callable[[int, int, float], None]
-"""Called with the runs so far, the findings, and the seconds that are left."""
+Runs = Callable[[int, int, float], None]  # called with the runs so far, the findings, and the seconds that are left
 
 
 class Runner:
@@ -322,8 +321,8 @@ class _Hunting:
         changes: list[tuple[str, Any]] = [(name, 2) for name in ("batch", *runner.engine.knobs) if len(edges[name]) > 1]
         changes += [(name, x) for name in ("ragged", "window", "experts", "rope_width") for x in edges[name][1:2]]
         changes += [(name, x) for name in GIVEN for x in edges[name][1:]]
-        trials = [(name, x, changed(several if name == "ragged" else self.plain, name, x)) for name, x in changes]
-        trials = [trial for trial in trials if trial[2] != self.plain]
+        cases = [changed(several if name == "ragged" else self.plain, name, x) for name, x in changes]
+        trials = [(name, x, case) for (name, x), case in zip(changes, cases, strict=True) if case != self.plain]
         wrong: list[Case] = []
         while trials and not (self.over or (time.monotonic() > until and trials[0][0] in GIVEN)):
             some, trials = trials[: runner.workers], trials[runner.workers :]
@@ -474,10 +473,11 @@ class _Pursuit:
         return Finding(self.smallest, runner.outcomes[self.smallest], condition, contrast.stands, spared=contrast.spared)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
-        """Whether a run is this failure: no other one explains it, nor a failure in its prefix."""
+        """Whether a run is this failure: no other one explains it, or its reused prefix, if that fails by itself."""
         if not outcome.failed or outcome.group != self.group or any(meets(condition, case) for condition in self.explained):
             return False
-        return not self.explained or self.hunt.runner.origin(case) == case
+        origin = self.hunt.runner.origin(case) if self.explained else case
+        return origin == case or self.is_same(origin, self.hunt.runner.outcomes[origin])
 
     def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes; of two runs each where the failure is that these differ."""

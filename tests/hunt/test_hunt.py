@@ -15,14 +15,14 @@ from bitnet_np import spec
 from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
-from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, in_words, parts_of
+from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, parts_of
 from bitnet_np.hunt.keep import keep
 from bitnet_np.hunt.outcome import Judge, Outcome
 from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit, joined
 from bitnet_np.hunt.shrink import smallest
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.families import FAMILIES
-from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
+from bitnet_np.testing.space import EDGES, Case, case_like, fitted, in_words, lengths_of, model_of, tokens_of
 
 RUNS = 75
 
@@ -126,7 +126,7 @@ def first_call_is_wrong(model, tokens, chunk=None, prefix=0):
 
 def hunting_in(engine, **edges):
     """A hunt in an engine, before it draws from these values."""
-    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 120, 0, lambda runs, findings, left: None)
+    hunting = _Hunting(Runner(engine_of(engine), LIKE, Judge()), 90, 0, lambda runs, findings, left: None)
     hunting.plain, _ = case_like(LIKE)
     hunting.deck = Deck({name: (getattr(hunting.plain, name),) for name in EDGES} | edges, hunting.rng)
     return hunting
@@ -388,6 +388,16 @@ def test_calls_of_a_prefix_are_no_evidence():
     contrast.add(fitted(Case(head_dim=40, length=5, prefix=3)), False)
     assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls"}, in_statements(contrast.condition)
     assert contrast.spared == 0
+
+
+def test_a_right_run_of_frequent_ids_is_run_again_with_others():
+    contrast = contrast_in([Case(threads=2), Case(threads=3)], [Case(), Case(layers=2)], threads=(1, 2, 3), layers=(1, 2))
+    contrast.spare, right = 2, Case(threads=2, vocab=65, tokens="low")
+    contrast.add(right, False)
+    (again,) = contrast.propose(1)
+    assert again == replace(right, tokens="inner")
+    contrast.add(again, True)
+    assert (contrast.hidden, in_statements(contrast.condition)) == ({right}, "the number of threads is at least 2")
 
 
 def test_calls_of_a_prefix_know_nothing_of_what_comes_behind():
