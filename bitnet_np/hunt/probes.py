@@ -118,7 +118,7 @@ def probes(model: Model) -> Iterator[Probe]:
     def only(n: int, **change: Any) -> Model:
         return replace(base, layers=(*off[:n], replace(off[n], **change), *off[n + 1 :]))
 
-    ends = "the embedding, the last norm or the head"
+    ends = "the embedding, the residual stream, the last norm or the head"
     yield Probe(ends, replace(only(0), token_embd=model.token_embd, position_embd=model.position_embd))  # in the table's own type
     yield Probe(ends, only(0))
     for n, w in enumerate(layers):
@@ -136,7 +136,8 @@ def _of_attention(only: Callable[..., Model], w: Layer, n: int) -> Iterator[Prob
     last = f"{'attn_o_out' if w.post_attention_norm is None else 'attn_post_norm'}-{n}"
     key, flat = f"kqv_out-{n}" if apart else last, {"attn_q": _cut(w.attn_q), "attn_k": _cut(w.attn_k)}
     later = ("kqv_out", "attn_sub_norm", "attn_o_out")
-    values = f"attn_norm, attn_v, the mask{' or the sum of values' if apart else ', the sum of values or attn_output'} of layer {n}"
+    norms = "attn_norm" if w.post_attention_norm is None else "norms"
+    values = f"{norms}, attn_v, the mask{' or the sum of values' if apart else ', the sum of values or attn_output'} of layer {n}"
     yield Probe(values, only(attn_output=shown, **flat), key, ("attn_norm", "Vcur", *later), gain, start)
     scores = f"queries, keys, rotation, scores or softmax of layer {n}"
     yield Probe(scores, only(attn_output=shown), key, ("Qcur", "Kcur", *later), gain, start)
@@ -150,7 +151,8 @@ def _of_feed_forward(only: Callable[..., Model], w: Layer, n: int) -> Iterator[P
     if w.experts:
         alike = only(experts=w.experts[:1] * len(w.experts))
         yield Probe(f"ffn_norm, the matrices of experts or their activation of layer {n}", alike, f"ffn_moe_out-{n}", hidden)
-        yield Probe(f"the router, the choice of experts or their weights of layer {n}", only(experts=w.experts), f"ffn_moe_out-{n}", hidden)
+        choice = f"the router, the shares of experts or whose matrices are taken of layer {n}"
+        yield Probe(choice, only(experts=w.experts), f"ffn_moe_out-{n}", hidden)
     if w.ffn_down is None:
         return
     apart = _shows(w.ffn_down) and not w.experts and w.ffn_sub_norm is None and w.post_ffw_norm is None
@@ -158,7 +160,8 @@ def _of_feed_forward(only: Callable[..., Model], w: Layer, n: int) -> Iterator[P
         shown = only(ffn_down=_identity(w.ffn_down))
         yield Probe(f"ffn_norm, gate, up or the activation of layer {n}", shown, f"ffn_out-{n}", hidden, _GAIN, _KNOWN)
     last = "ffn_post_norm" if w.post_ffw_norm is not None else "ffn_shexp_out" if w.ffn_gate_inp_shexp is not None else "ffn_down"
-    what = "ffn_down" if apart else "the shared expert" if w.experts else "the feed-forward"
+    norms = "ffn_norm" if w.post_ffw_norm is None else "norms"
+    what = "ffn_down" if apart else "the shared expert" if w.experts else f"{norms} or the feed-forward"
     yield Probe(f"{what} of layer {n}", only(ffn_down=w.ffn_down), f"{last}-{n}", () if apart else hidden)
 
 
