@@ -108,12 +108,12 @@ def test_a_crash_is_a_finding_with_its_condition():
 
 
 def first_call_is_wrong(model, tokens, chunk=None, prefix=0):
-    """An engine whose first call, if it has several tokens, lets each see itself alone. It gives tensors behind the prefix."""
+    """An engine whose first call, if it has five tokens or more, lets each see itself alone. It gives tensors behind the prefix."""
     first, right, dump = min(prefix or len(tokens), chunk or len(tokens)), spec.causal_mask, {}
 
     def mask(q_len, k_len, past=0, window=None):
         seen = right(q_len, k_len, past, window)
-        seen[:first] = np.where(np.eye(first, k_len), 0, -np.inf)
+        seen[: first * (first > 4)] = np.where(np.eye(first * (first > 4), k_len), 0, -np.inf)
         return seen
 
     def keep_rows(name, layer, x):
@@ -415,11 +415,10 @@ def test_what_follows_a_wrong_prefix_is_no_other_failure(seed):
     """The first call is wrong, so what it leaves behind is wrong for later ones. A cause in these would be false."""
     rng, hunting = random.Random(seed), hunting_in(first_call_is_wrong, prefix=(0, 2, 4, 8), layers=(1, 2, 3), length=(4, 9, 16))
     draw = lambda low, high: rng.randint(low, high)  # noqa: E731
-    first = replace(hunting.plain, length=draw(2, 6))
-    later = fitted(replace(hunting.plain, layers=draw(2, 4), prefix=(prefix := draw(2, 9)), length=prefix + draw(1, 4), seed=draw(1, 5)))
-    for case in (hunting.plain, first, later):
-        assert hunting.runner.run(case).failed
-    condition = (Atom("calls", low=2), Atom("prefix", 0, 0))
+    first = replace(hunting.plain, length=draw(5, 8))
+    later = fitted(replace(hunting.plain, layers=draw(2, 4), prefix=(prefix := draw(5, 9)), length=prefix + draw(1, 4), seed=draw(1, 5)))
+    assert [hunting.runner.run(case).failed for case in (hunting.plain, first, later)] == [False, True, True]
+    condition = (Atom("calls", low=5), Atom("prefix", 0, 0))
     hunting.result.findings.append(Finding(first, hunting.runner.run(first), condition, True))
     assert not hunting.pursue(later)
     assert [finding.case.prefix for finding in hunting.result.findings] == [0]
@@ -432,9 +431,9 @@ def test_a_cause_is_asked_for_at_the_first_call_that_is_wrong(tmp_path):
     later = fitted(replace(case_like(LIKE)[0], layers=2, prefix=6, length=8))
     runner = Runner(engine_of(first_call_is_wrong), LIKE, Judge())
     keep(runner, Finding(later, runner.run(later), None, False), tmp_path)
-    findings = hunted(first_call_is_wrong, runs=1, out=tmp_path).findings
-    assert {(finding.case.prefix, finding.outcome.failed) for finding in findings} == {(0, True)}
-    assert findings[0].report.operations
+    (finding,) = hunted(first_call_is_wrong, runs=2, out=tmp_path).findings  # the plain case, which is right, and that one
+    assert (finding.case.prefix, finding.case.length, finding.outcome.failed) == (0, 6, True)
+    assert finding.report.operations
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
