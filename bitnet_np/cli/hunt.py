@@ -8,11 +8,11 @@ from ..base.tables import printable
 from ..base.validate import integer, positive
 from ..files.load import load
 from ..hunt.api import hunt
-from ..hunt.facts import in_words
 from ..hunt.keep import again
 from ..hunt.outcome import Judge
 from ..hunt.run import Finding, Hunt
 from ..judge.options import Options
+from ..testing.space import in_words
 from . import progress
 from .arguments import profile_of
 from .printing import answer, fitted, outcome, width

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +24,12 @@ from ..model.records import Model
 from ..testing.space import CONTEXT, Case, case_like, fitted
 from .engine import Answers, Call, engine_of
 from .keep import keep, kept_cases
-from .outcome import Judge
+from .outcome import Judge, Outcome
 from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
+
+_WIDEST = 512  # channels of a case that is made wider for probes
+_SMALL = 1 << 13  # channels of all layers of a model that is itself made into probes
 
 
 @steady
@@ -71,6 +75,8 @@ def hunt(
     runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds)
 
     def complete(finding: Finding) -> Finding:
+        if (origin := runner.origin(finding.case)) != finding.case:
+            finding = replace(finding, case=origin, outcome=runner.outcomes[origin])
         report, outcome = _report(runner, finding), finding.outcome
         if report is not None and report.verdict >= Verdict.WRONG and outcome.kind == "uneven":
             outcome = replace(outcome, kind="wrong", text=report.reason)
@@ -94,16 +100,22 @@ def _report(runner: Runner, finding: Finding) -> Report | None:
 
 
 def _place(runner: Runner, finding: Finding) -> Place:
-    """Where probes find the fault: at the smallest case, with as many ids and tokens as show more if it still fails so."""
-    case, names = finding.case, {atom.fact for atom in finding.condition or ()}
-    wide = fitted(replace(case, vocab=max(case.vocab, 4 * case.width), tied=False, length=max(case.length, Case().length)))
-    return _probed(runner, wide if not names & {"vocab", "tied"} and runner.run(wide).failed else case)
+    """Where probes find the fault: at the smallest case, or at one that shows more if it still fails so."""
+    case = wide if runner.run(wide := _wide(finding.case)).failed else finding.case
+    return _probed(runner, runner.model(case), call_of(case), runner.run(case), runner.even(case))
 
 
-def _probed(runner: Runner, case: Case) -> Place:
-    even, row = runner.even(case), min((b for b, _ in runner.run(case).bad), default=0)
+def _wide(case: Case) -> Case:
+    """A case with more ids, channels and tokens, which show more."""
+    width = max(case.width, 2 * case.kv_heads * case.group * case.head_dim, 2 * case.ffn)
+    width = width if width <= _WIDEST else case.width
+    return fitted(replace(case, width=width, vocab=max(case.vocab, 4 * width), length=max(case.length, Case().length)))
+
+
+def _probed(runner: Runner, model: Model, call: Call, outcome: Outcome, even: bool = False) -> Place:
+    row = min((b for b, _ in outcome.bad), default=0)
     try:
-        return probe(runner.model(case), call_of(case), row, lambda model, call: runner.run_model(model, call, even), runner.judge)
+        return probe(model, call, row, lambda model, call: runner.run_model(model, call, even), runner.judge)
     except Error as error:
         return Place(f"not probed: {error}")
 
@@ -111,7 +123,8 @@ def _probed(runner: Runner, case: Case) -> Place:
 def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[np.int64]], judge: Judge, limit: float) -> Report:
     """Run an engine's command on a model's file and judge what it gives.
 
-    Where it gives logits alone that are wrong, it is probed with small models like this one, and a note says where it is wrong.
+    Where it gives logits alone that are wrong, it is probed, and a note says where it is wrong. If that says no cause, one is looked for
+    in the logits. Behind a prefix that is wrong as a call by itself, that call is judged.
 
     Raises as `check` does, and OptionError for a command that cannot be used.
     """
@@ -119,17 +132,31 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
     check_tokens(model.config, *pad(list(call.tokens)))
     for engine in engine_of(command, limit).variants():
         with TemporaryDirectory(prefix="bitnet-np-check-", ignore_cleanup_errors=True) as name:
-            ran = engine.run(path, model.config, call, Path(name))
-            if ran.kind == "ok":
-                report = judge.report(model, call, ran.dump, search=True)
-                break
-    else:
-        return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
-    if report.verdict != Verdict.WRONG or report.operations:
-        return report
-    plain, c = replace(case_like(model)[0], length=min(len(rows[0]), CONTEXT), prefix=call.prefix), model.config
+            if (ran := engine.run(path, model.config, call, Path(name))).kind == "ok":
+                report, searched = judge.report(model, call, ran.dump), partial(judge.report, model, call, ran.dump, search=True)
+                if report.verdict == Verdict.WRONG and call.prefix:
+                    first = replace(judge, options=replace(judge.options, prefix=0))
+                    alone = check_engine(command, path, model, [ids[: call.prefix] for ids in rows], first, limit)
+                    if alone.verdict == Verdict.WRONG:
+                        note = f"the first {call.prefix} tokens are wrong as a call by themselves, and this is of that call"
+                        return replace(alone, notes=(note, *alone.notes))
+                if report.verdict != Verdict.WRONG or report.operations:
+                    return searched()
+                place = _place_in(Runner(engine, model, judge), model, call)
+                report = report if place.cause else searched()
+                return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))
+    return Report(Verdict.INVALID, f"the engine gave nothing to judge: {ran.kind}: {ran.text}")
+
+
+def _place_in(runner: Runner, model: Model, call: Call) -> Place:
+    """Where probes of small models like this one find the fault; of itself where those are right, or say no cause."""
+    plain, c = replace(case_like(model)[0], length=min(len(call.tokens[0]), CONTEXT), prefix=call.prefix), model.config
     own: dict[str, Any] = {"group": c.heads // c.kv_heads, "head_dim": c.head_dim, "window": c.window or 0, "rope_width": c.rope_width or 0}
-    case = fitted(replace(plain, **own, vocab=4 * plain.width, layers=min(c.n_layers, 3), tied=False))
-    runner = Runner(engine, model, judge)
-    place = _probed(runner, case) if runner.run(case).kind == "wrong" else Place("small models like this one are right")
-    return replace(report, notes=(*report.notes, f"probes: {place.cause or place.text}"))
+    case = _wide(fitted(replace(plain, **own, layers=min(c.n_layers, 3))))
+    place = Place("small models like this one are right")
+    if (outcome := runner.run(case)).failed:
+        place = _probed(runner, runner.model(case), call_of(case), outcome)
+    if place.cause is None and c.n_layers * max(c.width, c.ffn) <= _SMALL:
+        itself = _probed(runner, model, call, runner.run_model(model, call, False))
+        place = max(place, itself, key=lambda place: (place.wrong, place.cause is not None))
+    return place

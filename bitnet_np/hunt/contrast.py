@@ -9,7 +9,7 @@ nothing disagrees any more.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, Case, fitted, tokens_of, with_fields
 from .draws import Deck
-from .facts import Atom, Calls, Facts, atoms_of, facts_of, numbers_of
+from .facts import Atom, Calls, Facts, atoms_of, numbers_of, parts_of
 from .shrink import differing
 
 Condition = tuple[Atom, ...]
@@ -31,7 +31,8 @@ _MOST = 40  # conditions at a time
 _STEPS = 4000  # of the search for conditions of one size
 _CHEAP = (0.0, 1.8, 2.9)  # cost up to which a condition of fewer statements is not compared with those of one, two, three
 _SPARED = 10  # right sequences for each kind of right calls that may meet a condition, where none is without
-_EXCEPT, _UNSEEN = 1.0, 0.15  # cost of a condition that calls meet which are seen to be right, and of each right run that meets it
+_EXCEPT = 1.0  # cost of a condition that calls meet which are seen to be right
+_SEEN_COST, _UNSEEN_COST = 0.15, 0.03  # of each right run that meets it, and of each right call of a prefix
 _DECIDED = 0.03  # weight of the hypotheses that a run could refute, below which they agree on it
 
 
@@ -43,7 +44,9 @@ def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[flo
     if not passing.facts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    search = _Search(failing, failing.table(atoms), ~_distinct(passing.table(atoms)), np.array([atom.cost for atom in atoms]))
+    right = passing.table(atoms)
+    kinds = {call.tobytes(): n for n, call in enumerate(np.packbits(right, axis=0).T)}  # calls that meet the same statements count once
+    search = _Search(failing, failing.table(atoms), ~right[:, [*kinds.values()]], np.array([atom.cost for atom in atoms]))
     for size, cheap in enumerate(_CHEAP, 1):
         search.steps = 0
         search.more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (search.out, search.holds)))
@@ -97,25 +100,18 @@ class _Search:
         return np.all(self.failing.any(met), axis=-1)
 
 
-def _distinct(holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [atoms, N] -> [atoms, fewer]
-    """The calls without those that meet the same statements as another."""
-    packed = np.unique(np.packbits(holds, axis=0), axis=1)
-    return np.unpackbits(packed, axis=0, count=len(holds)).astype(bool)
-
-
-def meets(condition: Condition, case: Case) -> bool:
-    """Whether a call of a sequence of a case meets a condition."""
-    return bool(Pool([case]).meets(condition)[0])
+def meets(condition: Condition, case: Case, seen: bool = False) -> bool:
+    """Whether a call of a sequence of a case meets a condition. seen: one whose logits are seen, as those of a reused prefix are not."""
+    return bool(Pool([case], seen).meets(condition)[0])
 
 
 class Pool(Calls):
-    """Cases that may be run, or were, and the calls of their sequences."""
+    """Cases that may be run, or were, and the calls of their sequences. seen: those alone whose logits are seen."""
 
-    def __init__(self, cases: Iterable[Case]) -> None:
+    def __init__(self, cases: Iterable[Case], seen: bool = True) -> None:
         self.cases = list(dict.fromkeys(cases))
-        super().__init__([facts_of(case, row) for case in self.cases for row in range(case.batch)])
-        rows = np.array([case.batch for case in self.cases], np.int64)
-        self.begins = self.begins[np.cumsum(rows) - rows]
+        parts = [[parts_of(case, row)[-1 if seen else 0 :] for row in range(case.batch)] for case in self.cases]
+        super().__init__([sum(rows, ()) for rows in parts])
 
     def meets(self, condition: Condition) -> NDArray[np.bool_]:  # [cases]
         return self.any(self.meet(condition))
@@ -132,7 +128,8 @@ class Contrast:
     """Cases that fail in one way, all that pass, and what tells them apart.
 
     Where it is known which sequences of a batch are wrong, the others are right. A right run of equal ids says nothing: attention mixes
-    these in vain. Nor do calls of a prefix, whose logits are not seen, where no simple condition fits all runs.
+    these in vain. Right calls of a prefix, whose logits are not seen, say nothing where a simpler condition fits without them. A right run
+    in which some ids come often is run again with others: if that is wrong, the ids hid it.
     """
 
     smallest: Case
@@ -143,8 +140,11 @@ class Contrast:
     spare: int = 0  # kinds of right calls that may meet a condition where none is without
     kept: list[tuple[float, Condition]] = field(default_factory=list)
     split: bool = False  # whether no condition fits all that failed: it is that of those near the smallest case
+    unseen: bool = False  # whether calls of a prefix are no evidence against the condition
     spared: int = 0  # right runs that meet the condition
     asked: set[Case] = field(default_factory=set)  # those that failed in another way are in neither list
+    twins: dict[Case, Case] = field(default_factory=dict)  # a run with other ids -> the right one that it repeats
+    hidden: set[Case] = field(default_factory=set)  # right runs in which the ids hid what is wrong
     settled: bool = False  # whether no run that can be drawn would tell the condition from others
 
     def __post_init__(self) -> None:
@@ -184,41 +184,49 @@ class Contrast:
         """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
         return is_alike(case) and not is_alike(self.smallest)
 
-    def sequences(self, case: Case, failed: bool) -> tuple[list[Facts], list[Facts]]:
+    def sequences(self, case: Case, failed: bool) -> tuple[list[tuple[Facts, ...]], list[tuple[Facts, ...]]]:
         """Those that are wrong, with their calls up to the first wrong position, and those that are right."""
         wrong = self.wrong_rows(case) if failed else {}
-        bad = [facts_of(case, row, wrong.get(row, CONTEXT)) for row in (wrong or [0])] if failed else []
+        bad = [parts_of(case, row, wrong.get(row, CONTEXT)) for row in (wrong or [0])] if failed else []
         known = bool(wrong) if failed else not self.hides(case)
-        return bad, [facts_of(case, row) for row in range(case.batch) if known and row not in wrong]
+        right = [parts_of(case, row) for row in range(case.batch) if known and row not in wrong]
+        return bad, [(part,) for parts in right for part in parts]
 
     def learn(self) -> None:
         """Look for the conditions anew."""
-        self.settled, self.spared = False, 0
+        self.settled, self.unseen, self.spared = False, False, 0
         pairs = [self.sequences(case, failed) for failed, cases in ((True, self.failing), (False, self.passing)) for case in cases]
-        self.bad, self.good = (Calls([facts for pair in pairs for facts in pair[i]]) for i in (0, 1))
+        self.bad, self.good = (Calls([parts for pair in pairs for parts in pair[i]]) for i in (0, 1))
         self.kept = conditions(self.bad, self.good)
         if self.spare and (not self.kept or self.kept[0][0] > _CHEAP[1]):
-            seen = Calls([facts_of(facts.case, facts.row, since=facts.case.prefix) for facts in self.good.facts])
-            most, passed = min(self.spare, len(self.good.facts) // _SPARED), Pool(case for case in self.passing if not self.hides(case))
-            kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, seen, n))), (0, []))
-            others = [(cost + _EXCEPT * (kinds > 0) + _UNSEEN * int(passed.meets(one).sum()), one) for cost, one in some]
-            self.kept = sorted([*self.kept, *others], key=lambda pair: pair[0])
-            self.spared = int(passed.meets(self.kept[0][1]).sum()) if self.kept else 0
+            clear = Calls([(part,) for (part,) in self.good.sequences if not part.alone and part.case not in self.hidden])
+            most, passed = min(self.spare, len(clear.sequences) // _SPARED), [case for case in self.passing if not self.hides(case)]
+            kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, clear, n))), (0, []))
+            seen, unseen = Pool(passed), Calls([(part,) for (part,) in self.good.sequences if part.alone])
+            more = [_SEEN_COST * seen.meets(one).sum() + _UNSEEN_COST * unseen.meet(one).sum() + _EXCEPT * (kinds > 0) for _, one in some]
+            others = [(cost + extra, one) for (cost, one), extra in zip(some, more, strict=True)]
+            self.unseen = min((cost for cost, _ in others), default=np.inf) < min((cost for cost, _ in self.kept), default=np.inf)
+            self.kept = sorted([*self.kept, *others], key=itemgetter(0))
+            self.spared = int(seen.meets(self.kept[0][1]).sum()) if self.kept else 0
         self.split = not self.kept
         for most in (2, 1, 0) if self.split else ():  # several failures: those near the smallest case
-            near = [facts for facts in self.bad.facts if len(differing(facts.case, self.smallest)) <= most]
-            self.kept = self.kept or conditions(Calls(near or [facts_of(self.smallest)]), self.good)
+            near = [parts for parts in self.bad.sequences if len(differing(parts[-1].case, self.smallest)) <= most]
+            self.kept = self.kept or conditions(Calls(near or [parts_of(self.smallest)]), self.good)
 
     def add(self, case: Case, failed: bool) -> None:
         """Take a run into account. Where it contradicts nothing that is believed no condition is looked for: most runs do not."""
         bad, good = self.sequences(case, failed)
         (self.failing if failed else self.passing).append(case)
-        self.bad, self.good = Calls([*self.bad.facts, *bad]), Calls([*self.good.facts, *good])
+        if shown := failed and case in self.twins:
+            self.hidden.add(self.twins[case])
+        if not failed and case.tokens != "inner" and self.kept and meets(self.kept[0][1], case, self.unseen):
+            self.twins[replace(case, tokens="inner")] = case
+        self.bad, self.good = Calls([*self.bad.sequences, *bad]), Calls([*self.good.sequences, *good])
         new, right = Calls(bad), Calls(good)
         fit = [pair for pair in self.kept if not bad or new.any(new.meet(pair[1])).all()]
         fit = [pair for pair in fit if not good or not right.meet(pair[1]).any()]
         before, self.kept = self.kept, fit
-        if not fit or fit[0] != before[0] or (failed and fit != before) or self.spared or self.split:
+        if not fit or fit[0] != before[0] or (failed and fit != before) or self.unseen or self.split or shown:
             self.learn()
 
     # --- the next runs ----------------------------------------------------------------------------------------------------------------
@@ -226,8 +234,11 @@ class Contrast:
     def propose(self, count: int) -> list[Case]:
         """The next cases to run: those on which what may be so disagrees most. None where nothing is left to ask."""
         known = {*self.failing, *self.passing, *self.asked}
+        if again := [case for case in self.twins if case not in known][:count]:
+            self.asked.update(again)
+            return again
         for cases in (self.neighbours, self.drawn, self.drawn, self.drawn):
-            new = Pool(case for case in cases() if case not in known and not self.hides(case))
+            new = Pool((case for case in cases() if case not in known and not self.hides(case)), self.unseen)
             if new.cases and (chosen := new.cases[:count] if self.condition is None else self.decisive(new, count)):
                 self.asked.update(chosen)
                 return chosen

@@ -20,10 +20,8 @@ _LESS = (*_SECOND, "group", "ffn", "width")
 def work_of(case: Case) -> int:
     """Multiply-adds of its products."""
     heads = case.kv_heads * case.group
-    layer = (
-        case.width * (case.head_dim * (2 * heads + 2 * case.kv_heads) + 3 * case.ffn * (1 + case.experts))
-        + case.length * heads * case.head_dim
-    )
+    layer = case.width * (2 * case.head_dim * (heads + case.kv_heads) + 3 * case.ffn * (1 + case.experts))
+    layer += case.length * heads * case.head_dim
     return sum(lengths_of(case)) * (case.layers * layer + case.width * case.vocab)
 
 

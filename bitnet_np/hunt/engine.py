@@ -105,12 +105,18 @@ def _filled(words: Sequence[str], call: Call, **values: Any) -> list[str]:
 
 
 @dataclass
-class Command(_Limited):
-    """An engine that is run as a command, such as `./run -m {model} -t {tokens}.txt -o {out}.npy`."""
+class _Program(_Limited):
+    """What commands and servers have."""
 
     template: str
     limit: float = 20.0
     most: int = MOST_BYTES
+
+
+@dataclass
+class Command(_Program):
+    """An engine that is run as a command, such as `./run -m {model} -t {tokens}.txt -o {out}.npy`."""
+
     suffix: str = ""  # of the file of tokens, where the template names none
 
     def __post_init__(self) -> None:
@@ -144,15 +150,11 @@ class Command(_Limited):
 
 
 @dataclass
-class Server(_Limited):
+class Server(_Program):
     """An engine that is a server, such as `llama-server -m {model} --port {port}`. It is started for each run, and ended.
 
     Sequences of a batch are asked for at the same time.
     """
-
-    template: str
-    limit: float = 20.0
-    most: int = MOST_BYTES
 
     def __post_init__(self) -> None:
         self.words, self.knobs = _words(self.template, ("model", "port", "chunk", "threads"), ("model", "port"))
@@ -300,10 +302,9 @@ class Function(_Limited):
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        try:
-            parameters = list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        parameters: list[inspect.Parameter] = []
+        with suppress(TypeError, ValueError):
+            parameters += inspect.signature(self.function).parameters.values()
         names = [p.name for p in parameters]
         self.takes_path = any("path" in p.name or "Path" in str(p.annotation) or "str" in str(p.annotation) for p in parameters[:1])
         self.knobs = tuple(name for name in KNOBS if name in names)

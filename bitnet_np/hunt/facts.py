@@ -5,7 +5,7 @@ A condition speaks of one call of one sequence: all statements about a call are 
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from math import gcd, inf
 from operator import attrgetter
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.families import FAMILIES
-from ..testing.space import CONTEXT, Case, lengths_of, tokens_of
+from ..testing.space import CONTEXT, Case, fitted, lengths_of, tokens_of
 
 _TILES = (8, 16, 32, 64)
 _LAST = "the last of the vocabulary"
@@ -29,12 +29,7 @@ class Fact(NamedTuple):
 
     cost: float  # how far-fetched a statement about it is
     words: str  # `{}`: a number or name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
-    value: Callable[[Any], Any]  # of what `facts_of` knows
-
-    @property
-    def is_so(self) -> bool:
-        """Whether it is so or not, and no number or name."""
-        return "{}" not in self.words
+    value: Callable[[Any], Any]  # of what `facts_of` knows: a number or name, or whether it is so
 
 
 CALLS = {
@@ -44,13 +39,13 @@ CALLS = {
     "beyond": Fact(0.2, "the number of keys of {call} minus the window is {}", lambda s: s.end - s.window),
     "windows": Fact(0.35, "the number of whole windows before the last token of {call} is {}", lambda s: (s.end - 1) // s.window),
     "overlong": Fact(0.1, "the length of {call} minus the window is {}", lambda s: s.count - s.window),
+    "sees": Fact(0.35, "the number of keys that the last token of {call} sees is {}", lambda s: np.fmin(s.end, s.window)),
     "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
     "scores": Fact(0.35, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
     "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
-    "own": Fact(0.2, "{call} is (behind the reused prefix, if there is one|one of the reused prefix's)", lambda s: s.start >= s.prefix),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
-    "last": Fact(0.2, "{call} is (|not )the last one", lambda s: s.end == s.length),
+    "last": Fact(0.2, "{call} is (|not )the last one", lambda s: (s.end == s.length) & ~s.alone),
     "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
@@ -123,7 +118,8 @@ FACTS |= ORDERS | CALLS
 _POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-_SHAPES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads")
+_SIZES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads", "length", "calls", "keys")
+"""Facts that may be said to be a power of 2."""
 _LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
 """What an id does, or an earlier call: nothing is said of prompts that do not have it."""
 _ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
@@ -142,12 +138,14 @@ class Facts(SimpleNamespace):
     """What is so of one sequence of a case: by name a value, or one of each of its calls (CALLS). It is NaN where there is no such thing,
     as no window. Only what is asked for is computed.
 
-    Of its calls are those that begin at `since` to `until`, of its ids those up to the end of these.
+    Of its calls are those behind the reused prefix that begin at `until` or before, of its ids those up to the end of these.
+    alone: whether it is a prefix that another call reuses.
     """
 
-    def __init__(self, case: Case, row: int = 0, until: int = CONTEXT, since: int = 0) -> None:
-        super().__init__(**vars(case), case=case, row=row, traits=FAMILIES[case.family], heads=case.kv_heads * case.group)
+    def __init__(self, case: Case, row: int = 0, until: int = CONTEXT, alone: bool = False) -> None:
+        super().__init__(**vars(case), case=case, row=row, alone=np.bool_(alone))
         self.known: dict[str, Any] = {}
+        self.traits, self.heads = FAMILIES[case.family], case.kv_heads * case.group
         self.length = lengths_of(case)[row]
         self.padded = self.length < case.length
         self.q_width, self.taken = self.heads * self.head_dim, case.chunk or case.length
@@ -155,7 +153,7 @@ class Facts(SimpleNamespace):
         self.window, self.chunk, self.used = case.window or np.nan, case.chunk or np.nan, case.experts_used if case.experts else np.nan
         starts, ends = np.array(calls_of(case, self.length), np.int64).T
         self.pieces, self.opening = len(starts), ends[0]
-        among = (since <= starts) & (starts <= until)
+        among = (case.prefix <= starts) & (starts <= until)
         self.before = np.concatenate([[np.nan], (ends - starts)[:-1]])[among]
         self.start, self.end = starts[among], ends[among]
         self.count = self.end - self.start
@@ -178,13 +176,25 @@ class Facts(SimpleNamespace):
 facts_of = lru_cache(1 << 13)(Facts)
 
 
-class Calls:
-    """The calls of some sequences, [N] in all, and what is so of each."""
+def prefix_of(case: Case) -> Case:
+    """The reused prefix as a case: its calls know nothing of what comes behind them."""
+    return fitted(replace(case, length=case.prefix, prefix=0, ragged=False))
 
-    def __init__(self, facts: Sequence[Facts]) -> None:
-        self.facts = facts
-        self.counts = np.array([len(one.start) for one in facts], np.int64)
-        self.begins = np.cumsum([0, *self.counts])[:-1]
+
+def parts_of(case: Case, row: int = 0, until: int = CONTEXT) -> tuple[Facts, ...]:
+    """All calls of a sequence: those of the reused prefix, if there is one, and those behind it."""
+    prefix = (facts_of(prefix_of(case), row, alone=True),) if case.prefix else ()
+    return (*prefix, facts_of(case, row, until))
+
+
+class Calls:
+    """The calls of some sequences, [N] in all, and what is so of each. A sequence may have two parts."""
+
+    def __init__(self, sequences: Sequence[tuple[Facts, ...]]) -> None:
+        self.sequences, self.facts = sequences, [one for parts in sequences for one in parts]
+        self.counts = np.array([len(one.start) for one in self.facts], np.int64)
+        sizes = [sum(len(one.start) for one in parts) for parts in sequences]
+        self.begins = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
         self._columns: dict[str, NDArray] = {}
 
     def column(self, name: str) -> NDArray:  # [N]
@@ -280,7 +290,7 @@ def in_statements(condition: Sequence[Atom]) -> str:
 
 def _statement(fact: str, atoms: Sequence[Atom]) -> str:
     words, first = FACTS[fact].words, atoms[0]
-    if FACTS[fact].is_so:
+    if "{}" not in words:
         return re.sub(r"\(([^()|]*)\|([^()|]*)\)", r"\1" if first.low else r"\2", words)
     if fact.startswith("behind") and first.low == 0:
         return f"the prompt has the id {fact.removeprefix('behind ')}"
@@ -313,7 +323,7 @@ def atoms_of(failing: Calls, passing: Calls) -> list[Atom]:
 
 def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
     bad = failing.column(fact)
-    if FACTS[fact].is_so:
+    if "{}" not in FACTS[fact].words:
         yield from (Atom(fact, x, x) for x in (False, True) if x or fact not in _LOWS)
         return
     if bad.dtype == object:
@@ -335,12 +345,13 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
         yield from (Atom(fact, high=x) for x in [x for x in values if x >= high and fact not in _LOWS][:_BOUNDS])
     if fact in _ENDS or not (fact in _MULTIPLES or all(isinstance(x, int) for x in values)):
         return
-    yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SHAPES)
+    yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SIZES)
     yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in (None, 0))
     for step in () if fact in _MULTIPLES else _STEPS[3:]:
         left = np.mod(bad, step)
         most = np.minimum.reduceat(np.where(left > 0, left, inf), failing.begins).max()  # the nearest above a multiple, of each
         yield Atom(fact, step=step, rest=1)
+        yield Atom(fact, step=step, rest=step // 2, most=step - 1)  # an odd number of whole tiles of half a step
         if 1 < most < step - 1:
             yield Atom(fact, step=step, rest=1, most=int(most))
 
@@ -348,28 +359,3 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
 def numbers_of(column: NDArray) -> list[Any]:
     """The different numbers of a fact, in order."""
     return [int(x) if x == int(x) else float(x) for x in np.unique(column[~np.isnan(column)])]
-
-
-def in_words(case: Case) -> str:
-    """A case in words: what makes it other than the plainest, and its sizes."""
-    c, plain, plural = case, Case(), lambda n, word: f"{n} {word}{'s' * (n != 1)}"
-    heads, lengths = plural(c.kv_heads * c.group, "head"), ", ".join(map(str, lengths_of(c)))
-    heads += f" that share {plural(c.kv_heads, 'key head')}" * (c.group > 1)
-    sizes = f"{c.family}, {plural(c.layers, 'layer')}, width {c.width}, {heads} of width {c.head_dim}, feed-forward {c.ffn}"
-    traits = {
-        f"{c.table} embedding": c.table != plain.table,
-        "tied head": c.tied,
-        "optional tensors": c.extras,
-        f"window {c.window}": c.window,
-        f"{c.rope_width} numbers of a head rotated": c.rope_width,
-        f"{plural(c.experts, 'expert')}, {c.experts_used} of them used": c.experts,
-        f"RoPE base {c.rope_base:g}": c.rope_base != plain.rope_base,
-        f"eps {c.eps:g}": c.eps != plain.eps,
-    }
-    call = f"{lengths} tokens" if c.ragged else plural(c.length, "token")
-    call = f"{c.batch} sequences of " * (c.batch > 1) + call + (f" in chunks of {c.chunk}" if c.chunk else " in one prefill")
-    call += f" behind a reused prefix of {c.prefix}" * (c.prefix > 0) + f" on {c.threads} threads" * (c.threads > 1)
-    call += {"first": ", some ids 0", "last": ", some ids the last", "low": ", some ids below 4", "alike": ", all ids equal"}.get(
-        c.tokens, ""
-    )
-    return ", ".join([f"{sizes}, vocabulary {c.vocab}, {c.weights}", *(words for words, so in traits.items() if so), call])

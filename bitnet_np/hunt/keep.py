@@ -15,9 +15,8 @@ from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..kernels.machine import facts as machine_facts
 from ..testing.models import write_gguf
-from ..testing.space import FIELDS, Case
+from ..testing.space import FIELDS, Case, in_words
 from .engine import Command, Engine, Function, engine_of, write_tokens
-from .facts import in_words
 from .outcome import Judge, Outcome
 from .run import Finding, Runner, call_of
 

@@ -5,6 +5,7 @@ logits measures how far roundings reach.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,11 @@ def definition(model: Model, call: Call) -> tuple[NDArray[np.float32], ...]:
 def rows_of(dump: Any, call: Call, config: Config, ours: Sequence[NDArray]) -> tuple[Rows, ...]:
     """The logits of each sequence in a dump, behind the prefix where it has them apart. Raises Error where there are none."""
     tokens = check_tokens(config, *pad(list(call.tokens)))
-    for prefix in dict.fromkeys((call.prefix, 0)):
-        try:
-            content = content_of(dump, tokens, config, prefix)
-            return _rows(content, [ids[prefix:] for ids in call.tokens], prefix, config, ours)
-        except Error:
-            if not prefix:
-                raise
-    raise AssertionError
+    if call.prefix:
+        with suppress(Error):
+            content = content_of(dump, tokens, config, call.prefix)
+            return _rows(content, [ids[call.prefix :] for ids in call.tokens], call.prefix, config, ours)
+    return _rows(content_of(dump, tokens, config, 0), call.tokens, 0, config, ours)
 
 
 def _rows(content: Trace | Labelled, later: Sequence[NDArray], prefix: int, config: Config, ours: Sequence[NDArray]) -> tuple[Rows, ...]:

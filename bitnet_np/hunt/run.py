@@ -19,11 +19,11 @@ from ..judge.report.report import Report
 from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
-from ..testing.space import CALL, EDGES, Case, case_like, fitted, model_of, tokens_of
+from ..testing.space import CALL, EDGES, Case, case_like, fitted, in_words, model_of, tokens_of
 from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
 from .engine import Call, Command, Engine, Server
-from .facts import in_statements, in_words
+from .facts import in_statements, prefix_of
 from .outcome import Judge, Outcome, definition
 from .probes import Place
 from .shrink import changed, smallest
@@ -71,7 +71,7 @@ class Finding:
     @property
     def what(self) -> str:
         kinds = {"bits": "other bits when run twice", "uneven": "farther off than other cases", "hang": "no end", "size": "writes too much"}
-        return kinds.get(self.outcome.kind, self.outcome.kind if self.outcome.kind == "crash" else self.outcome.kind.upper())
+        return (kinds | {"crash": "crash"}).get(self.outcome.kind, self.outcome.kind.upper())
 
     @property
     def where(self) -> str:
@@ -135,8 +135,7 @@ class Hunt(Judged):
         return {"findings": [finding.as_dict() for finding in self.findings]} | fields
 
 
-Runs = Callable[[int, int, float], None]
-"""Called with the runs so far, the findings, and the seconds that are left."""
+Runs = Callable[[int, int, float], None]  # called with the runs so far, the findings, and the seconds that are left
 
 
 class Runner:
@@ -185,6 +184,10 @@ class Runner:
     def even(self, case: Case) -> bool:
         """Whether the engine's plainest runs of the same family and types were exact but for float32's rounding."""
         return not case.experts and all(self.exact.get((name, getattr(case, name)), False) for name in GIVEN)
+
+    def origin(self, case: Case) -> Case:
+        """The reused prefix as a case, if it fails by itself: what comes behind it follows from it, and is no other failure."""
+        return prefix if case.prefix and self.run(prefix := prefix_of(case)).failed else case
 
     def run_all(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
@@ -318,8 +321,8 @@ class _Hunting:
         changes: list[tuple[str, Any]] = [(name, 2) for name in ("batch", *runner.engine.knobs) if len(edges[name]) > 1]
         changes += [(name, x) for name in ("ragged", "window", "experts", "rope_width") for x in edges[name][1:2]]
         changes += [(name, x) for name in GIVEN for x in edges[name][1:]]
-        trials = [(name, x, changed(several if name == "ragged" else self.plain, name, x)) for name, x in changes]
-        trials = [trial for trial in trials if trial[2] != self.plain]
+        cases = [changed(several if name == "ragged" else self.plain, name, x) for name, x in changes]
+        trials = [(name, x, case) for (name, x), case in zip(changes, cases, strict=True) if case != self.plain]
         wrong: list[Case] = []
         while trials and not (self.over or (time.monotonic() > until and trials[0][0] in GIVEN)):
             some, trials = trials[: runner.workers], trials[runner.workers :]
@@ -366,10 +369,11 @@ class _Hunting:
 
     def pursue(self, case: Case) -> bool:
         """Make a finding of a case that failed, unless one explains it, or does with a wider condition. False where one does as it is."""
+        case = self.runner.origin(case)
         group, findings, engine = self.runner.outcomes[case].group, self.result.findings, self.runner.engine
         known = {n: one.condition for n, one in enumerate(findings) if one.outcome.group == group and one.condition is not None}
-        for n, condition in known.items():  # in a prefix a failure may show in some models alone
-            if meets(tuple(atom for atom in condition if atom.fact != "own") or condition, case):
+        for n, condition in known.items():
+            if meets(condition, case):
                 self.shorten(n)
                 return False
         if group == "hang" and isinstance(engine, Command | Server):
@@ -406,20 +410,19 @@ class _Hunting:
         call = {name: getattr(pursuit.smallest, name) for name in (*CALL, "vocab", "seed")}
         if pursuit.fails([plainer := fitted(replace(finding.case, **call))])[0]:  # with the plain model already
             pursuit.smallest = plainer
-            self.take(n, plainer)
-        pursuit.shrink()
-        self.take(n, pursuit.smallest)
+        try:
+            pursuit.shrink()
+        finally:
+            finding, case = self.result.findings[n], pursuit.smallest
+            self.result.findings[n] = replace(finding, case=case, outcome=self.runner.outcomes[case])
         for case in [case for case in pursuit.runs()[1] if case not in known]:  # in the order of the runs
             self.doubt(case)
-
-    def take(self, n: int, case: Case) -> None:
-        """Make a case the smallest one of a finding."""
-        self.result.findings[n] = replace(self.result.findings[n], case=case, outcome=self.runner.outcomes[case])
 
     def doubt(self, case: Case) -> None:
         """Ask again for the condition of a finding that a run contradicts, which is right."""
         for n, finding in enumerate(self.result.findings):
-            if finding.stands and finding.condition and not finding.spared and not is_alike(case) and meets(finding.condition, case):
+            certain = finding.stands and finding.condition and not finding.spared and not is_alike(case)
+            if certain and meets(finding.condition or (), case, seen=True):
                 self.result.findings[n] = self.pursuit(n).finding()
 
     def drop_explained(self) -> None:
@@ -432,7 +435,7 @@ class _Hunting:
         """A finding with the runs of the whole hunt."""
         finding, (failing, passing) = self.result.findings[n], self.pursuit(n).runs()
         met = [c for c in failing if finding.condition is None or meets(finding.condition, c)]
-        spared = [c for c in passing if finding.condition and meets(finding.condition, c)]
+        spared = [c for c in passing if finding.condition and meets(finding.condition, c, seen=True)]
         stands = finding.stands and 10 * sum(not is_alike(case) for case in spared) <= len(met)
         return replace(finding, stands=stands, failing=len(met), passing=len(passing) - len(spared), spared=len(spared))
 
@@ -470,7 +473,11 @@ class _Pursuit:
         return Finding(self.smallest, runner.outcomes[self.smallest], condition, contrast.stands, spared=contrast.spared)
 
     def is_same(self, case: Case, outcome: Outcome) -> bool:
-        return outcome.failed and outcome.group == self.group and not any(meets(condition, case) for condition in self.explained)
+        """Whether a run is this failure: no other one explains it, or its reused prefix, if that fails by itself."""
+        if not outcome.failed or outcome.group != self.group or any(meets(condition, case) for condition in self.explained):
+            return False
+        origin = self.hunt.runner.origin(case) if self.explained else case
+        return origin == case or self.is_same(origin, self.hunt.runner.outcomes[origin])
 
     def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes; of two runs each where the failure is that these differ."""
@@ -484,7 +491,7 @@ class _Pursuit:
 
     def runs(self) -> tuple[list[Case], list[Case]]:
         """This failure's cases, and all that pass."""
-        outcomes = self.hunt.runner.outcomes.items()
+        outcomes = [*self.hunt.runner.outcomes.items()]  # asking for the origin of one adds others
         return [c for c, o in outcomes if self.is_same(c, o)], [c for c, o in outcomes if o.kind == "ok"]
 
 

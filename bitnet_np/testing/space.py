@@ -182,6 +182,32 @@ def _ids(seed: int, b: int, vocab: int, tokens: str) -> NDArray[np.int64]:
     return np.minimum(ids, vocab - 1)
 
 
+_OFTEN = {"first": ", some ids 0", "last": ", some ids the last", "low": ", some ids below 4", "alike": ", all ids equal"}
+
+
+def in_words(case: Case) -> str:
+    """A case in words: what makes it other than the plainest, and its sizes."""
+    c, plain, plural = case, Case(), lambda n, word: f"{n} {word}{'s' * (n != 1)}"
+    heads, lengths = plural(c.kv_heads * c.group, "head"), ", ".join(map(str, lengths_of(c)))
+    heads += f" that share {plural(c.kv_heads, 'key head')}" * (c.group > 1)
+    sizes = f"{c.family}, {plural(c.layers, 'layer')}, width {c.width}, {heads} of width {c.head_dim}, feed-forward {c.ffn}"
+    traits = {
+        f"{c.table} embedding": c.table != plain.table,
+        "tied head": c.tied,
+        "optional tensors": c.extras,
+        f"window {c.window}": c.window,
+        f"{c.rope_width} numbers of a head rotated": c.rope_width,
+        f"{plural(c.experts, 'expert')}, {c.experts_used} of them used": c.experts,
+        f"RoPE base {c.rope_base:g}": c.rope_base != plain.rope_base,
+        f"eps {c.eps:g}": c.eps != plain.eps,
+    }
+    call = f"{lengths} tokens" if c.ragged else plural(c.length, "token")
+    call = f"{c.batch} sequences of " * (c.batch > 1) + call + (f" in chunks of {c.chunk}" if c.chunk else " in one prefill")
+    call += f" behind a reused prefix of {c.prefix}" * (c.prefix > 0) + f" on {c.threads} threads" * (c.threads > 1)
+    call += _OFTEN.get(c.tokens, "")
+    return ", ".join([f"{sizes}, vocabulary {c.vocab}, {c.weights}", *(words for words, so in traits.items() if so), call])
+
+
 _KEPT = ("attention_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap", "parallel_residual", "rope_scaling", "yarn",
          "rope_magnitude", "local_rope_base")  # fmt: skip
 """The fields of Config that a model like another one takes as they are."""
@@ -258,6 +284,11 @@ def case_like(model: Model) -> tuple[Case, dict[str, tuple[Any, ...]]]:
         drawn[name] = tuple(
             dict.fromkeys([value, *EDGES[name]] if name in ("rope_base", "eps") else [*EDGES[name][:1], value, *EDGES[name][1:]])
         )
+    sizes = {"width": c.width, "ffn": c.ffn, "kv_heads": c.kv_heads, "vocab": c.vocab}
+    layers = ("layers", c.n_layers), ("layers", FAMILIES[c.architecture].window_period + 1)  # a whole period and one
+    for name, value in (*sizes.items(), *layers):
+        if value <= 2 * max(EDGES[name]):
+            drawn[name] = tuple(dict.fromkeys([*drawn[name][:1], value, *drawn[name][1:]]))
     always = _always_windowed(FAMILIES[c.architecture])
     drawn["window"] = tuple(dict.fromkeys([*[c.window or WINDOW if always else 0], *[c.window] * bool(c.window), *EDGES["window"][1:]]))
     drawn["experts"] = tuple(dict.fromkeys([*EDGES["experts"][1:2], c.experts, *EDGES["experts"][2:]])) if c.experts else (0,)

@@ -203,7 +203,7 @@ def test_check_runs_an_engine_and_probes_it(tmp_path):
     assert check_engine(template, path, bn.load(path), [np.arange(1, 8)], judge, 60).verdict == bn.Verdict.ROUNDING
     report = check_engine(template, path, bn.load(path), [np.arange(1, 9)], judge, 60)
     assert report.verdict == bn.Verdict.WRONG
-    assert report.notes[-1] == "probes: the embedding, the last norm or the head"
+    assert report.notes[-1] == "probes: the embedding, the residual stream, the last norm or the head"
     report = check_engine(f"{sys.executable} -c 1 {{model}} {{tokens}} {{out}}", path, bn.load(path), [np.arange(1, 9)], judge, 60)
     nothing = "the engine gave nothing to judge: invalid: the engine ended with 0 and wrote no output"
     assert (report.verdict, report.reason) == (bn.Verdict.INVALID, nothing)

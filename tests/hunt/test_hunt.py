@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,15 +11,18 @@ from hunted_engines import CONDITIONS, engine_with
 from models import random_model
 
 import bitnet_np as bn
+from bitnet_np import spec
 from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
-from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, in_words
+from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, parts_of
+from bitnet_np.hunt.keep import keep
 from bitnet_np.hunt.outcome import Judge, Outcome
 from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit, joined
 from bitnet_np.hunt.shrink import smallest
+from bitnet_np.model.dense import dense_view
 from bitnet_np.model.families import FAMILIES
-from bitnet_np.testing.space import EDGES, Case, case_like, fitted, lengths_of, model_of, tokens_of
+from bitnet_np.testing.space import EDGES, Case, case_like, fitted, in_words, lengths_of, model_of, tokens_of
 
 RUNS = 75
 
@@ -101,6 +105,23 @@ def test_a_crash_is_a_finding_with_its_condition():
     assert finding.outcome.kind == "crash"
     assert "index 3" in finding.outcome.text
     assert finding.where.startswith("crash where the number of layers is at least 3: ")
+
+
+def first_call_is_wrong(model, tokens, chunk=None, prefix=0):
+    """An engine whose first call, if it has five tokens or more, lets each see itself alone. It gives tensors behind the prefix."""
+    first, right, dump = min(prefix or len(tokens), chunk or len(tokens)), spec.causal_mask, {}
+
+    def mask(q_len, k_len, past=0, window=None):
+        seen = right(q_len, k_len, past, window)
+        seen[: first * (first > 4)] = np.where(np.eye(first * (first > 4), k_len), 0, -np.inf)
+        return seen
+
+    def keep_rows(name, layer, x):
+        dump[name if layer is None else f"{name}-{layer}"] = np.asarray(x, np.float32).reshape(len(tokens), -1)[prefix:]
+
+    with mock.patch.object(spec, "causal_mask", mask):
+        spec.forward(dense_view(model), tokens, keep_rows)
+    return dump
 
 
 def hunting_in(engine, **edges):
@@ -226,7 +247,7 @@ TRUTHS = {
     "a page": (lambda c: any(start and start % 32 == 0 for start, _ in calls_of(c, c.length)), None),
     "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token of a call is at least 2"),
     "one call": (lambda c: any(end - start == 1 and end > 32 for start, end in calls_of(c, c.length)),
-        "the length of a call is 1 and its first position is at least 32"),
+        "the prompt is longer than 32 tokens and the length of a call is 1"),  # it is the last one, or all are
     "a border": (lambda c: any(start % 16 and start // 16 < (end - 1) // 16 for start, end in calls_of(c, c.length)),
         "the first position of a call is no multiple of 16 and it crosses a multiple of 16"),
     "biases": (lambda c: c.family in BIASED and c.width > 64, "the width is at least 65 and the model has biases"),
@@ -358,7 +379,7 @@ def test_right_runs_of_equal_ids_are_no_evidence():
     assert wrong == 0
 
 
-def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
+def test_calls_of_a_prefix_are_no_evidence():
     """Their logits are not seen: a mistake in the last row of a call does not show if the call is the prefix's."""
     odd = lambda m: m > 2 and m % 2 == 1  # noqa: E731
     own = lambda c: [end - start for start, end in calls_of(c, c.length) if start >= c.prefix]  # noqa: E731
@@ -366,7 +387,53 @@ def test_calls_of_a_prefix_are_no_evidence_where_nothing_simple_fits():
     contrast, _ = contrast_of(truth, truth)
     contrast.add(fitted(Case(head_dim=40, length=5, prefix=3)), False)
     assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls"}, in_statements(contrast.condition)
-    assert contrast.spared > 0
+    assert contrast.spared == 0
+
+
+def test_a_right_run_of_frequent_ids_is_run_again_with_others():
+    contrast = contrast_in([Case(threads=2), Case(threads=3)], [Case(), Case(layers=2)], threads=(1, 2, 3), layers=(1, 2))
+    contrast.spare, right = 2, Case(threads=2, vocab=65, tokens="low")
+    contrast.add(right, False)
+    (again,) = contrast.propose(1)
+    assert again == replace(right, tokens="inner")
+    contrast.add(again, True)
+    assert (contrast.hidden, in_statements(contrast.condition)) == ({right}, "the number of threads is at least 2")
+
+
+def test_calls_of_a_prefix_know_nothing_of_what_comes_behind():
+    """A call of 8 tokens that begins a sequence is none of a long prompt, though the prompt that reuses it is long."""
+    prefix, rest = parts_of(Case(length=40, prefix=8, chunk=8))
+    assert (prefix["length"], prefix["starts"].tolist(), prefix["last"].tolist()) == (8, [0], [False])
+    assert (rest["length"], rest["starts"].tolist(), rest["last"].tolist()) == (40, [8, 16, 24, 32], [False] * 3 + [True])
+    long_first = (Atom("length", low=33), Atom("starts", 0, 0))
+    assert [meets(long_first, Case(length=40, prefix=prefix)) for prefix in (0, 8)] == [True, False]
+    assert [meets((Atom("starts", 0, 0),), Case(length=40, prefix=8), seen) for seen in (False, True)] == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_follows_a_wrong_prefix_is_no_other_failure(seed):
+    """The first call is wrong, so what it leaves behind is wrong for later ones. A cause in these would be false."""
+    rng, hunting = random.Random(seed), hunting_in(first_call_is_wrong, prefix=(0, 2, 4, 8), layers=(1, 2, 3), length=(4, 9, 16))
+    draw = lambda low, high: rng.randint(low, high)  # noqa: E731
+    first = replace(hunting.plain, length=draw(5, 8))
+    later = fitted(replace(hunting.plain, layers=draw(2, 4), prefix=(prefix := draw(5, 9)), length=prefix + draw(1, 4), seed=draw(1, 5)))
+    assert [hunting.runner.run(case).failed for case in (hunting.plain, first, later)] == [False, True, True]
+    condition = (Atom("calls", low=5), Atom("prefix", 0, 0))
+    hunting.result.findings.append(Finding(first, hunting.runner.run(first), condition, True))
+    assert not hunting.pursue(later)
+    assert [finding.case.prefix for finding in hunting.result.findings] == [0]
+    pursuit = _Pursuit(hunting, "numbers", later, [condition])
+    assert pursuit.fails([later]) == [False]
+
+
+def test_a_cause_is_asked_for_at_the_first_call_that_is_wrong(tmp_path):
+    """Kept cases run first: the one behind a prefix is told as the prefix by itself."""
+    later = fitted(replace(case_like(LIKE)[0], layers=2, prefix=6, length=8))
+    runner = Runner(engine_of(first_call_is_wrong), LIKE, Judge())
+    keep(runner, Finding(later, runner.run(later), None, False), tmp_path)
+    (finding,) = hunted(first_call_is_wrong, runs=2, out=tmp_path).findings  # the plain case, which is right, and that one
+    assert (finding.case.prefix, finding.case.length, finding.outcome.failed) == (0, 6, True)
+    assert finding.report.operations
 
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
@@ -449,7 +516,7 @@ def test_no_condition_is_said_that_a_run_contradicts():
     for _ in range(20):
         cases = [deck.draw() for _ in range(12)]
         failing, passing = cases[:4], cases[4:]
-        for _, condition in conditions(*(Calls([facts_of(c) for c in some]) for some in (failing, passing))):
+        for _, condition in conditions(*(Calls([parts_of(c) for c in some]) for some in (failing, passing))):
             assert all(meets(condition, c) for c in failing)
             assert not any(meets(condition, c) for c in passing)
 

@@ -19,13 +19,13 @@ FAULTS = {
     "none": ("softmax", spec.softmax),
     "rotation": ("angles", lambda position, base, *more, angles=spec.angles: angles(position, 1.5 * base, *more)),
     "mask": ("causal_mask", lambda q, k, past=0, window=None, mask=spec.causal_mask: mask(q, k, past, 3)),
-    "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up: np.maximum(gate, 0) * up)),
+    "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up=1.0: np.maximum(gate, 0) * up)),
     "head": ("forward", lambda model, ids, forward=spec.forward: forward(model, ids) * 1.1),
 }
 
 
 def probed(fault, layer=None, **fields):
-    case = fitted(replace(Case(), layers=2, vocab=256, length=9, **fields))
+    case = fitted(replace(Case(), **{"layers": 2, "vocab": 512, "length": 9} | fields))
     model, name_of, faulty = model_of(case), *FAULTS[fault]
     right = getattr(spec, name_of)
 
@@ -47,7 +47,7 @@ def test_the_place_is_found_and_often_the_cause(fault, family, weights):
     place = probed(fault, family=family, weights=weights)
     text, cause = {
         "none": ("no probe is wrong", None),
-        "rotation": ("queries, keys, rotation, scores or softmax of layer 0", "RoPE: the frequency base is 15000 instead of 10000"),
+        "rotation": ("queries, keys, rotation, scores or softmax of layer 0", "RoPE: the frequency base is 15000"),
         "mask": ("the mask", "only the last 3 tokens are seen"),
         "gate": ("the feed-forward of layer 0", "ffn_out: relu(gate) * up instead of"),
     }[fault]
@@ -57,16 +57,26 @@ def test_the_place_is_found_and_often_the_cause(fault, family, weights):
 
 
 def test_a_fault_of_the_head_is_in_the_first_probe():
-    assert probed("head").text == "the embedding, the last norm or the head"
+    assert probed("head").text == "the embedding, the residual stream, the last norm or the head"
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
-    [({"family": "gpt2"}, "takes the mean away"), ({"family": "gemma2"}, "another order"), ({"tied": True}, "the head is the embedding")],
+    "fields",
+    [{"family": name} for name in ("gpt2", "phi2", "stablelm", "starcoder2", "gemma2", "gemma3", "olmo2", "minicpm")]
+    + [{"family": name, "experts": 4} for name in ("llama", "qwen2moe", "qwen3moe")]
+    + [{"weights": kind} for kind in ("bfloat16", "Q4_K", "MXFP4", "TQ2_0")]
+    + [{"family": name, "tied": True} for name in ("gemma", "gpt2")],
 )
-def test_what_cannot_be_probed_is_said(fields, why):
-    assert probed("none", **fields).text.startswith("not probed: ")
-    assert why in probed("none", **fields).text
+def test_all_families_and_types_can_be_probed(fields):
+    """A right engine is right in all probes, a wrong mask is found in the values; experts and shared ones are probed apart."""
+    assert probed("none", **fields).text.startswith("no probe is wrong")
+    assert "the mask" in probed("mask", **fields).text
+    assert ("experts" in probed("gate", **fields).text) == ("experts" in fields)
+
+
+def test_what_cannot_be_probed_is_said():
+    model = model_of(fitted(Case(vocab=33)))
+    assert probe(model, call_of(Case()), 0, None, JUDGE).text == "not probed: a head of 33 rows does not show 64 channels"
 
 
 def test_a_right_engine_shows_the_stream():
@@ -75,5 +85,6 @@ def test_a_right_engine_shows_the_stream():
     *_, whole = probes(model_of(case))
     seen = {}
     logits = spec.forward(dense_view(whole.model), call_of(case).tokens[0], lambda name, n, x: seen.__setitem__(name, x))
-    np.testing.assert_allclose(stream(whole.model, logits.astype(np.float32)), seen["l_out"], rtol=0, atol=1e-4)
+    got = stream(whole.model, logits.astype(np.float32), seen["inp_embd"][:, :2])
+    np.testing.assert_allclose(got, seen["l_out"], rtol=0, atol=1e-4)
     assert (seen["l_out"][:, 0] == 2).all()
