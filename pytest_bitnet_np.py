@@ -83,7 +83,7 @@ class Oracle:
         engine, like and options: those of `bitnet_np.hunt`, as in time=20.
         """
         from bitnet_np import hunt
-        from bitnet_np.hunt.facts import in_words
+        from bitnet_np.testing.space import in_words
 
         loaded = self.model(like) if isinstance(like, str | Path) else like
         result = hunt(engine, loaded, **options)
