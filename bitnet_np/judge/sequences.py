@@ -22,6 +22,8 @@ from ..traces.points import Entry, Key, Points, Trace
 from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .law.graph import LOGITS
+from .law.precision import DIGITS, storage_type
+from .law.roundings import to_digits
 from .options import DEFAULT, Options
 from .report.report import Report
 from .verdict import Verdict
@@ -137,7 +139,7 @@ def behind(tokens: Tokens, prefix: int) -> Tokens:
 def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> Trace:
     """The trace of one sequence, with our rows of its first `prefix` tokens in front of each tensor that has the rows of all others.
 
-    So its operations are judged by the dump's rows alone: ours are right. Logits without other tensors are those of the later positions.
+    So its operations are judged by the dump's rows alone: ours are right, in the float type that theirs show. Logits without other tensors are those of the later positions.
     """
     count, points = tokens.ids.shape[1] - prefix, trace.points
     if trace.tokens is not None and trace.tokens.size == count:
@@ -155,7 +157,11 @@ def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> 
         if key in later and array.size == prefix * prod(later[key][1:]):
             first[key] = array.reshape(prefix, *later[key][1:]).copy()
 
-    run_whole(runtime, Tokens.whole(tokens.ids[:, :prefix]), keep)
+    def stored(name: str, layer: int | None, array: NDArray) -> NDArray:
+        kind = storage_type(points[key]) if (key := Key(name, layer)) in later else "float32"
+        return array if kind == "float32" else to_digits(array.astype(np.float64), DIGITS[kind]).astype(array.dtype)
+
+    run_whole(replace(runtime, edit=stored), Tokens.whole(tokens.ids[:, :prefix]), keep)
 
     def joined(key: Key) -> NDArray:
         theirs = points[key]

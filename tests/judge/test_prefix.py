@@ -12,6 +12,8 @@ from bitnet_np import spec
 from bitnet_np.base.errors import OptionError
 from bitnet_np.cli.main import main
 from bitnet_np.engine.cache import KVCache
+from bitnet_np.judge.law.precision import DIGITS
+from bitnet_np.judge.law.roundings import to_digits
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import write_gguf
 from bitnet_np.traces.points import Key
@@ -53,6 +55,18 @@ def next_floats(seed):
         return np.nextafter(x, np.where(rng.random(x.shape) < 0.5, np.inf, -np.inf).astype(np.float32))
 
     return edit
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("prefix", [1, 7])
+def test_the_type_of_tensors_is_seen_behind_a_prefix(kind, prefix):
+    def narrow(name, layer, x):
+        return to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32) if x.dtype == np.float32 else x
+
+    dump = without_codes(recorded(MODEL, TOKENS, edit=narrow))
+    report = bn.check(MODEL, TOKENS, trace({key: x[prefix:] for key, x in dump.items()}), prefix=prefix, budget=0.0)
+    assert report.verdict <= Verdict.FLIPS, report.reason
+    assert any(note.startswith(f"judged as {kind}, read off the dump") for note in report.notes)
 
 
 @pytest.mark.parametrize("seed", [3, 7, 9, 11])
