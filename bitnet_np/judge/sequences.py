@@ -139,7 +139,8 @@ def behind(tokens: Tokens, prefix: int) -> Tokens:
 def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> Trace:
     """The trace of one sequence, with our rows of its first `prefix` tokens in front of each tensor that has the rows of all others.
 
-    So its operations are judged by the dump's rows alone: ours are right, in the float type that theirs show. Logits without other tensors are those of the later positions.
+    So its operations are judged by the dump's rows alone: ours are right, in the float type that theirs show. Logits without other
+    tensors are those of the later positions.
     """
     count, points = tokens.ids.shape[1] - prefix, trace.points
     if trace.tokens is not None and trace.tokens.size == count:
