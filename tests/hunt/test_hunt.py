@@ -289,7 +289,7 @@ def test_a_condition_is_what_makes_cases_fail(name):
     failing = failing or [next(c for c in drawn if truth(c))]
     least = smallest(failing[0], Case(), lambda cases: list(map(truth, cases)), failing.append)
     contrast = Contrast(least, failing, passing, lambda case: {}, deck)
-    for _ in range(60):
+    for _ in range(100):  # runs of a minute
         if contrast.stands:
             break
         for case in contrast.propose(1):

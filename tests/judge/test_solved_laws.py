@@ -27,6 +27,7 @@ from wrong_tensors import (
 )
 
 from bitnet_np import spec
+from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.law.roundings import cut_to_digits, to_digits
 from bitnet_np.judge.readings.structure import Numbers, structure
 from bitnet_np.model.records import Yarn
@@ -37,6 +38,12 @@ P = layer_points("llama")
 X, G, EPS, I96 = P["ffn_inp"], LLAMA.layers[LAYER].ffn_norm.astype(np.float64), LLAMA.config.eps, np.arange(96)
 SQUARES, EXP, RIGHT = np.square(X), np.where(QUERY >= KEY, np.exp(scores_of()), 0), softmax(scores_of())
 SIZES = st.sampled_from([2, 4, 8, 16])
+
+
+def told(theirs, right):
+    """What is said of the structure of a step, as a cause."""
+    text = structure(Numbers(theirs, right, ("position", "element")))
+    return Hypothesis(text, "read.structure").text
 
 
 def of_parts(x, part):
@@ -142,17 +149,24 @@ def test_sums_of_slices_are_told():
             "slices are added up: position 0 is the sum of positions 4 to 5; pos",
         ),
     ):
-        assert structure(Numbers(often @ x, x, ("position", "element"))).startswith(says)
+        assert told(often @ x, x).startswith(says)
 
 
 @given(st.sampled_from([2, 4, 8]), st.booleans())
 def test_tiles_of_any_axis_are_told(n, is_of_rows):
     x = np.random.default_rng(0).standard_normal((16, 48))
     tiles = x.reshape(16 // n, n, 48).swapaxes(1, 2) if is_of_rows else x.reshape(16, 48 // n, n).swapaxes(0, 1)
-    said = structure(Numbers(tiles.reshape(16, 48), x, ("position", "element")))
+    said = told(tiles.reshape(16, 48), x)
     of = f"tile of {n} {'positions' if is_of_rows else 'elements'}"
     assert said.startswith("numbers are laid out as [")
     assert of in said
+
+
+def test_weights_that_are_all_negative_have_no_logarithms():
+    right = softmax(scores_of())
+    assert read("llama", "kqv_out", by_weights(-right)) == "values: all numbers are of the other sign; weights are right"
+    said = read("llama", "kqv_out", by_weights(-right * np.random.default_rng(0).uniform(0.5, 2, right.shape)))
+    assert said.startswith("attention's weights add up to -")
 
 
 @given(st.integers(2, 5), st.integers(0, 1))
@@ -201,18 +215,28 @@ def test_tokens_that_all_read_the_same_cells_are_told_together():
     assert said == "positions 8 to 15 read cells 0 to 7 alone; position 16 reads cell 0 alone"
 
 
-NAMES = {1: "powers of 2", 8: "bfloat16's 8 significant bits"}
+NAMES = {1: "powers of 2", 8: "bfloat16's 8 significant bits", 11: "float16's 11 significant bits"}
 # --- factors and functions --------------------------------------------------------------------------------------------------------------
 
 
-@given(
-    st.integers(1, 8), st.sampled_from([("rounded", np.rint), ("cut", np.trunc), ("rounded up", lambda x: np.sign(x) * np.ceil(np.abs(x)))])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7, 8, 11])
+@pytest.mark.parametrize(
+    "rule", [("rounded", np.rint), ("cut", np.trunc), ("rounded up", lambda x: np.sign(x) * np.ceil(np.abs(x)))], ids=lambda rule: rule[0]
 )
 def test_a_coarser_grid_of_numbers_is_told(bits, rule):
     x = np.random.default_rng(0).standard_normal((20, 40))
     step = 2.0 ** (np.floor(np.log2(np.abs(x))) + 1 - bits)
-    said = structure(Numbers(rule[1](x / step) * step, x, ("position", "element")))
+    said = told(rule[1](x / step) * step, x)
     assert said.startswith(f"numbers are {rule[0]} to {NAMES.get(bits, f'{bits} significant bits')}")
+
+
+@given(st.integers(2, 8), st.integers(2, 16))
+def test_numbers_of_a_corner_that_are_never_written_are_told(rows, columns):
+    x = np.random.default_rng(0).standard_normal((40, 64))
+    theirs = x.copy()
+    theirs[-rows:, -columns:] = 0
+    said = told(theirs, x)
+    assert said.endswith(f": the wrong ones are at positions {40 - rows} to 39 of 40 and elements {64 - columns} to 63 of 64"), said
 
 
 BLOCKS = random_model(

@@ -44,7 +44,7 @@ def definition(ids, old="", new=""):
         return module.forward(dense(), ids).astype(np.float32)
 
 
-ROOT = "np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)"
+ROOT = "np.sqrt(mean_square + eps)"
 Q = "linear(c, x, w.attn_q)"
 
 # The replaced text and its replacement. Each moves about as many codes as float16 does: the verdict is FLIPS where there is no model.
@@ -57,5 +57,5 @@ SMALL_FAULTS = {
     "one scale for all tokens": ("np.abs(x).max(axis=-1, keepdims=True)", "np.abs(x).max()"),
     "ffn_down's scale 5 % too large": ("linear(c, y, w.ffn_down)", "linear(c, y, w.ffn_down) * 1.05"),
     "attn_q with the scale of attn_k": (Q, f"{Q} / w.attn_q.scale * w.attn_k.scale"),
-    "epsilon outside the root": (ROOT, "(np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + eps)"),
+    "epsilon outside the root": (ROOT, "(np.sqrt(mean_square) + eps)"),
 }

@@ -412,10 +412,10 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     is_sure = usable & (solved.spread < SAME_LOGARITHMS * np.abs(weights))
     if (text := _of_keys(attended, np.where(is_sure, error, np.nan))) is not None:
         return text
-    below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
-    knots = np.linspace(below[usable].min(), 0, _KNOTS)
-    hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
     if usable.sum() > SPARE * (_KNOTS + heads * t):
+        below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
+        knots = np.linspace(below[usable].min(), 0, _KNOTS)
+        hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
         design, y = np.stack([centred(hat)[usable] for hat in hats], axis=1), centred(error)[usable]
         values = np.linalg.lstsq(design, y, rcond=1e-9)[0]
         if ((y - design @ values) ** 2).sum() <= SMOOTH * before:

@@ -303,7 +303,10 @@ def _few_ratios(n: Numbers) -> str | None:
         if n.right.ndim == 2 and len(groups) == 2
         else ""
     )
-    each = [f"{100 * part:.2g} % are {'right' if abs(x - 1) < SAME else times(float(x))}" for x, part in zip(factors, parts, strict=True)]
+    each = [
+        f"{100 * part:.{2 if part < 0.995 else 4}g} % are {'right' if abs(x - 1) < SAME else times(float(x))}"
+        for x, part in zip(factors, parts, strict=True)
+    ]
     is_dropout = len(groups) == 2 and abs(factors[0]) < SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
     return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else where and f': the wrong ones are at {where}'}"
 
