@@ -444,7 +444,7 @@ def _of_keys(attended: Attention, error: Array) -> str | None:
     each row, [H, T, T]; NaN where it is not known."""
     c, t = attended.wrong.model.config, len(attended.values)
     is_enough = np.isfinite(error).sum(axis=2, keepdims=True) > SPARE  # for most of a row to be right
-    error = np.where(is_enough, error - np.nanmedian(error, axis=2, keepdims=True), np.nan)
+    error = np.where(is_enough, error - np.nanmedian(np.where(is_enough, error, 0), axis=2, keepdims=True), np.nan)
     away = np.nanmax(np.abs(error), axis=(0, 1), initial=0)
     off = np.flatnonzero(away > 5 * SAME_LOGARITHMS)
     if c.score_cap is not None or not 0 < SPARE * off.size <= t:
