@@ -281,9 +281,7 @@ ATTENTION = {
     "sums of the right values with wrong weights: scores or softmax are wrong": by_weights(
         softmax(scores_of() + np.random.default_rng(8).standard_normal((C.heads, T, T)))
     ),
-    "values, or sums of them, are rounded: a part of 0.00": by_weights(
-        softmax(scores_of() + np.random.default_rng(8).standard_normal((C.heads, T, T))), np.rint(V * 150) / 150
-    ),
+    "a part of 0.00": by_weights(softmax(scores_of() + np.random.default_rng(8).standard_normal((C.heads, T, T))), np.rint(V * 150) / 150),
     "values: numbers are laid out as [head, position, element]": by_weights(RIGHT, V.transpose(1, 0, 2).reshape(V.shape)),
     "values: head 1 is 1.3 times what is right; weights are right": by_weights(RIGHT, V * np.array([1, 1.3])[:, None]),
     "values: those of position 4 are others; weights are right": by_weights(
@@ -344,6 +342,7 @@ def test_frequencies_are_said_by_their_law():
     scaled = own * np.array([1, 1, 1, 0.8, 0.5, 0.25, 0.25, 0.25])
     slow = "frequencies of slow pairs are scaled: right up to pair 2, 0.25 times what they should be at pair 7"
     assert of_pairs(i, i + 8, scaled) == slow
+    assert "not rotated" not in of_pairs(i, i + 8, own * np.where(i == 2, -1, 1))  # the other way round
     assert of_pairs(i, i + 8, own[[1, 0, 2, 3, 4, 5, 6, 7]]) == "pairs 0 and 1 are exchanged"
     assert of_pairs(i, i + 8, own[[0, 0, 2, 2, 4, 5, 6, 7]]) == "pair 1 has the frequency of pair 0, pair 3 has the frequency of pair 2"
     fast = "frequencies of fast pairs are scaled: 0.25 times what they should be at pair 0, right from pair 3 on"

@@ -235,7 +235,9 @@ ATTENTION = {
     "attention's weights add up to 0.{} to 0.{} instead of 1, and are right but for that: the softmax's sum": by_weights(RIGHT / FACTORS),
     "attention's weights add up to 1{} instead of 1, and are right but for that": by_weights(RIGHT * FACTORS),
     "scores of heads 1, 3 of 4 are multiplied by 2, 3": by_weights(SHARP / SHARP.sum(axis=-1, keepdims=True)),
-    "values, or sums of them, are rounded: a part of": by_weights(RIGHT, np.rint(heads("Vcur") * 150) / 150),
+    "a part of {} is no sum of the values that tokens see: these, or their sums, are rounded": by_weights(
+        RIGHT, np.rint(heads("Vcur") * 150) / 150
+    ),
     f"keys before position {BEGIN} are rotated by 3 positions more than they should be, for tokens behind it": by_weights(
         softmax(np.where(PAST, scores_of(k=LATER), scores_of()))
     ),

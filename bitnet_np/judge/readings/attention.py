@@ -212,7 +212,8 @@ def foreign_values(wrong: Wrong) -> str | None:
     is_noise = 2 * doubtful.min() >= min(t, c.head_dim - t)  # few values of elsewhere have few ranks
     if (part := float(np.abs(outside).max())) < _COARSE and is_noise:
         more = "" if attended.wrong.is_nearly_right else "; that is not all: weights, or the scale of values, are wrong, too"
-        return f"values, or sums of them, are rounded: a part of {part:.1g} is no sum of this sequence's values{more}"
+        why = "these, or their sums, are rounded, or others have small weights"
+        return f"a part of {part:.1g} is no sum of the values that tokens see: {why}{more}"
     which, first = "values that are not of this sequence are summed too", int(wrong.wrong_rows[0])
     if t < len(wrong.theirs):  # these tokens may have read later ones
         fewer = attention(wrong, first + (c.head_dim - first) // 2)

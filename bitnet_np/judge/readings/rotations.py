@@ -24,7 +24,7 @@ def rotation(wrong: Wrong) -> str | None:
     frequency = _frequencies(_turns(wrong.rows(at[:ROWS])), first)
     if frequency is None or not _accounts(wrong.rows(at), np.multiply.outer(at, frequency)):
         return None
-    still = frequency < 1e-3 * right
+    still = np.abs(frequency) < 1e-3 * right
     if not 0 < still.sum() < right.size:
         text = _law(wrong, frequency, right)
     else:
