@@ -25,8 +25,7 @@ from .detail import Details
 from .equivalence import look_through
 from .first_looks import normalised, of_other_tokens, one_layer_lower, other_sums
 from .law.graph import LOGITS, operations
-from .law.precision import DIGITS, FLOAT32, Precision, storage_type
-from .law.roundings import to_digits
+from .law.precision import FLOAT32, Precision, storage_type, to_float_type
 from .logits_alone import judge_logits
 from .measures import FLIPS_LIMIT, Judgement, invalid, judge, position_nmse, same_bits
 from .options import DEFAULT, Options
@@ -273,8 +272,7 @@ class _Logits(NamedTuple):
         is_normalised = self.convert is log_softmax and normalised(self.theirs) is not None and invalid(ours, self.theirs) is None
 
         def stored(x: Floats) -> Floats:
-            x = self.convert(x)
-            x = x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
+            x = to_float_type(self.convert(x), kind)
             return _apart_from_sums(ours[: x.shape[-2]], x) if is_normalised else x
 
         def run_first(variant: Variant, count: int, length: int) -> Floats:

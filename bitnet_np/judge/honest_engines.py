@@ -18,9 +18,9 @@ from ..traces.points import FIELDS, Key
 from .law.expected import type_of
 from .law.formats import half_steps, rounded
 from .law.graph import LOGITS, attended
-from .law.precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
+from .law.precision import FLOAT32, FLOATS, ROUNDOFF, Precision, to_float_type
 from .law.products import linear_of, reads_codes, row_blocks
-from .law.roundings import to_digits, to_eleven_bits
+from .law.roundings import to_eleven_bits
 from .law.running_error import next_experts
 from .measures import Reach, position_nmse, position_scale
 from .variant import Floats, Variant
@@ -158,9 +158,8 @@ def _attended(x: Floats, heads: int, acc: float, probs: float) -> Floats:
 
 
 def _to_type(x: NDArray, kind: str) -> Floats:
-    """Float32 numbers rounded to a type; to float16 with float32's range."""
-    wide = x.astype(np.float64)
-    return (to_digits(wide, DIGITS[kind]) if kind in FLOATS else rounded(wide, kind)).astype(np.float32)
+    """Float32 numbers rounded to any type."""
+    return to_float_type(x, kind) if kind in FLOATS else rounded(x.astype(np.float64), kind).astype(np.float32)
 
 
 def reach_of(ours: NDArray, runs: list[Floats], base: Variant, precision: Precision = FLOAT32, choices: Floats | None = None) -> Reach:

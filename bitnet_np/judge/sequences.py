@@ -22,8 +22,7 @@ from ..traces.points import Entry, Key, Points, Trace
 from .detail import Details
 from .dump import LOG_PROBS, has_logits, judge_dump
 from .law.graph import LOGITS
-from .law.precision import DIGITS, storage_type
-from .law.roundings import to_digits
+from .law.precision import storage_type, to_float_type
 from .options import DEFAULT, Options
 from .report.report import Report
 from .verdict import Verdict
@@ -160,7 +159,7 @@ def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> 
 
     def stored(name: str, layer: int | None, array: NDArray) -> NDArray:
         kind = storage_type(points[key]) if (key := Key(name, layer)) in later else "float32"
-        return array if kind == "float32" else to_digits(array.astype(np.float64), DIGITS[kind]).astype(array.dtype)
+        return to_float_type(array, kind)
 
     run_whole(replace(runtime, edit=stored), Tokens.whole(tokens.ids[:, :prefix]), keep)
 

@@ -182,10 +182,11 @@ class TensorJudge:
 
     def _residual(self, site: Operation, expected: Expected, inputs: list[Array]) -> noise_law.Residual:
         """The error of an operation as noise."""
-        theirs, spared = self.theirs[site.key], 0
-        if site.key.name == "kqv_out" and not self.start:
-            spared = int(noise_law.is_of_values(inputs[2], theirs - expected.value, self.model.config.kv_heads))
-        found = noise_law.residual(site.key, expected.value, site.unit(*inputs), theirs, spared)
+        theirs, unit, kv_heads = self.theirs[site.key], site.unit(*inputs), self.model.config.kv_heads
+        found = noise_law.residual(site.key, expected.value, unit, theirs)
+        is_attention = site.key.name == "kqv_out" and not self.start
+        if found.odd and is_attention and noise_law.is_of_values(inputs[2], theirs - expected.value, kv_heads):
+            found = noise_law.residual(site.key, expected.value, unit, theirs, spared=1)
         if not found.odd and found.kind == noise_law.STREAM:
             return found._replace(odd=noise_law.wrong_term(inputs, expected.value, theirs - expected.value))
         if found.odd or found.kind != noise_law.PRODUCTS:

@@ -13,6 +13,7 @@ LEVELS = "read.levels"
 """The id of what is said of such a tensor."""
 _MOST = 256  # numbers that 8 bits have
 _TIMES = 8  # that a tensor has each of them, on average
+_SCREENED = 1 << 12  # numbers that are looked at first: few tensors have so few, and logits are large
 _EQUAL = 2.0**-20  # of a number: numbers of one code times a scale, which are divided by it
 
 
@@ -26,12 +27,17 @@ def levels_of(value: Array, slack: Array, theirs: Array) -> int:
 
 
 def _levels(value: Array, slack: Array, theirs: Array) -> int:
-    every = np.unique(theirs)
-    levels = every[np.diff(every, prepend=-np.inf) > _EQUAL * np.abs(every)]
-    if not 2 < levels.size <= min(_MOST, theirs.size // _TIMES):
+    few = _distinct(theirs.ravel()[:_SCREENED])
+    if few.size > _MOST or not 2 < (levels := _distinct(theirs)).size <= min(_MOST, theirs.size // _TIMES):
         return 0
     middles = (levels[1:] + levels[:-1]) / 2
     ends = np.array([2 * levels[0] - middles[0], *middles, 2 * levels[-1] - middles[-1]])
     at = np.searchsorted(levels, theirs, side="right")
     slack = slack + _EQUAL * np.abs(theirs)
     return levels.size if ((ends[at - 1] - slack <= value) & (value <= ends[at] + slack)).all() else 0
+
+
+def _distinct(x: Array) -> Array:
+    """The different numbers of an array, in order; those that are nearly equal count as one."""
+    every = np.unique(x)
+    return every[np.diff(every, prepend=-np.inf) > _EQUAL * np.abs(every)]

@@ -16,6 +16,7 @@ from ...base.validate import choice, instance, number
 from ...engine import cache_types
 from ...engine.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, Dialect
 from .formats import GRIDS, NARROW, format_of, spelled
+from .roundings import to_digits
 
 NARROW_FLOATS = ("bfloat16", "float16")
 """The types of fewer bits than float32's, the narrowest first."""
@@ -154,6 +155,11 @@ PROFILES = {
 
 _INFORMATIVE = 32  # numbers, neither 0 nor whole: fewer may lie on a grid by chance
 _BLOCK = 1 << 16
+
+
+def to_float_type(x: NDArray, kind: str) -> NDArray[np.float32]:
+    """Float32 numbers rounded to a float type; to float16 with float32's range."""
+    return x if kind == "float32" else to_digits(x.astype(np.float64), DIGITS[kind]).astype(np.float32)
 
 
 def storage_type(x: NDArray) -> str:
