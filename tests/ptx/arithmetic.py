@@ -143,6 +143,7 @@ def rule(opcode: str) -> Rule | None:
     return Rule((dtype,), dtype, _WITH_ONE[name]) if name in _WITH_ONE else None
 
 
+@cache
 def literal(value: int, dtype: np.dtype) -> Any:
     """The bits of a literal as a number of this type."""
     if dtype.kind == "b":

@@ -100,12 +100,9 @@ def _atomic(operands: tuple[Operand, ...], parts: list[str], block: Block, at: A
         raise ValueError(f"an atomic operation on {space} memory")
     dtype, combine = DTYPES[kind], {"add": np.add, "max": np.maximum}[operation]
     places = block.place(address, at)
-    values, old = np.broadcast_to(block.get(operand, dtype, at), places.shape), np.empty(places.shape, dtype)
+    values = np.broadcast_to(block.get(operand, dtype, at), places.shape)
     block.shared_watch.touch(places, dtype.itemsize, block.threads[at], ATOMIC)
-    for i in block.rng.permutation(len(places)):  # in any order
-        (before,) = block.shared.load(places[i : i + 1], dtype.itemsize, 1)
-        old[i] = before.view(dtype)[0]
-        block.shared.store(places[i : i + 1], dtype.itemsize, [combine(before.view(dtype), values[i : i + 1]).view(before.dtype)])
+    old = block.shared.change(places, block.rng.permutation(len(places)), combine, values)  # in any order
     if isinstance(result, Register):
         block.set(result, at, old)
 

@@ -45,7 +45,7 @@ class Memory:
         number = np.searchsorted(self._starts, addresses, "right") - 1
         outside = (number < 0) | (addresses + width * count > self._ends[number])
         for wrong, why in ((outside, "not allocated"), (addresses & (width * count - 1) != 0, "not aligned")):
-            if wrong.any():
+            if np.count_nonzero(wrong):  # takes a third of the time of any()
                 raise Fault(f"{width * count} bytes at {int(addresses[np.argmax(wrong)]):#x}: {why}")
         return (addresses - self.base) // width
 
@@ -53,6 +53,15 @@ class Memory:
         """`count` numbers of `width` bytes, one after another, at each address."""
         places = self._places(addresses, width, count)
         return [self._views[width][places + i] for i in range(count)]
+
+    def change(self, addresses: NDArray[np.int64], order: NDArray[np.int64], combine: np.ufunc, values: NDArray) -> NDArray:
+        """Combine the number at each address with a value, in this order. Returns what was there before each."""
+        places, numbers = self._places(addresses, values.itemsize, 1), self._views[values.itemsize].view(values.dtype)
+        old = np.empty(values.shape, values.dtype)
+        for i in order:
+            old[i] = numbers[places[i]]
+            numbers[places[i]] = combine(old[i], values[i])
+        return old
 
     def store(self, addresses: NDArray[np.int64], width: int, values: list[NDArray]) -> None:
         places = self._places(addresses, width, len(values))
@@ -69,7 +78,9 @@ class Watch:
 
     def touch(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], kind: int) -> None:
         halves = (addresses >> 1)[:, None] + np.arange(max(1, size // 2))
-        self._touched.append(np.stack([*map(np.ravel, np.broadcast_arrays(halves, threads[:, None], kind))]))
+        touched = np.empty((3, *halves.shape), np.int64)
+        touched[0], touched[1], touched[2] = halves, threads[:, None], kind
+        self._touched.append(touched.reshape(3, -1))
 
     def barrier(self) -> None:
         """Raises Fault if threads have raced."""
