@@ -5,7 +5,7 @@ A condition speaks of one call of one sequence: all statements about a call are 
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from math import gcd, inf
 from operator import attrgetter
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.families import FAMILIES
-from ..testing.space import CONTEXT, Case, fitted, lengths_of, tokens_of
+from ..testing.space import CONTEXT, Case, fitted, lengths_of, tokens_of, with_fields
 
 _TILES = (8, 16, 32, 64)
 _LAST = "the last of the vocabulary"
@@ -143,20 +143,22 @@ class Facts(SimpleNamespace):
     """
 
     def __init__(self, case: Case, row: int = 0, until: int = CONTEXT, alone: bool = False) -> None:
-        super().__init__(**vars(case), case=case, row=row, alone=np.bool_(alone))
-        self.known: dict[str, Any] = {}
-        self.traits, self.heads = FAMILIES[case.family], case.kv_heads * case.group
+        vars(self).update(vars(case), case=case, row=row, alone=np.bool_(alone), known={})  # a hunt weighs thousands of cases
         self.length = lengths_of(case)[row]
-        self.padded = self.length < case.length
-        self.q_width, self.taken = self.heads * self.head_dim, case.chunk or case.length
-        self.every = gcd(self.q_width, self.kv_heads * self.head_dim, self.width, self.ffn, self.vocab)
         self.window, self.chunk, self.used = case.window or np.nan, case.chunk or np.nan, case.experts_used if case.experts else np.nan
-        starts, ends = np.array(calls_of(case, self.length), np.int64).T
-        self.pieces, self.opening = len(starts), ends[0]
-        among = (case.prefix <= starts) & (starts <= until)
-        self.before = np.concatenate([[np.nan], (ends - starts)[:-1]])[among]
-        self.start, self.end = starts[among], ends[among]
+        self.starts, self.ends = np.array(calls_of(case, self.length), np.int64).T
+        self.pieces, self.opening = len(self.starts), self.ends[0]
+        self.among = slice(*self.starts.searchsorted((case.prefix, until + 1)))
+        self.start, self.end = self.starts[self.among], self.ends[self.among]
         self.count = self.end - self.start
+
+    traits = property(lambda self: FAMILIES[self.family])
+    heads = property(lambda self: self.kv_heads * self.group)
+    padded = property(lambda self: self.length < self.case.length)
+    q_width = property(lambda self: self.heads * self.head_dim)
+    taken = property(lambda self: self.case.chunk or self.case.length)
+    before = property(lambda self: np.concatenate([[np.nan], (self.ends - self.starts)[:-1]])[self.among])
+    every = property(lambda self: gcd(self.q_width, self.kv_heads * self.head_dim, self.width, self.ffn, self.vocab))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.known:
@@ -178,7 +180,7 @@ facts_of = lru_cache(1 << 13)(Facts)
 
 def prefix_of(case: Case) -> Case:
     """The reused prefix as a case: its calls know nothing of what comes behind them."""
-    return fitted(replace(case, length=case.prefix, prefix=0, ragged=False))
+    return fitted(with_fields(case, {"length": case.prefix, "prefix": 0, "ragged": False}))
 
 
 def parts_of(case: Case, row: int = 0, until: int = CONTEXT) -> tuple[Facts, ...]:

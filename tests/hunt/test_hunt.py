@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hunted_engines import CONDITIONS, engine_with
+from hunted_engines import engine_with
 from models import random_model
 
 import bitnet_np as bn
@@ -231,7 +231,6 @@ def calls_in(case):
 
 BIASED = [name for name, traits in FAMILIES.items() if traits.biases]
 TRUTHS = {
-    "length": (lambda c: c.length > 17, "the prompt is longer than 17 tokens"),
     "remainder": (lambda c: c.ffn % 32 != 0, "the feed-forward width is no multiple of 32"),
     "two": (lambda c: c.kv_heads == 1 and c.group > 1, None),
     "family": (lambda c: c.family == "phi3", "the family is phi3"),
@@ -244,7 +243,6 @@ TRUTHS = {
     "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
     "threads": (lambda c: c.width % c.threads > 0, "a thread's share of the width is no whole number"),
     "a multiple": (lambda c: c.prefix > 0 and c.prefix % 16 == 0, None),
-    "a page": (lambda c: any(start and start % 32 == 0 for start, _ in calls_of(c, c.length)), None),
     "two windows": (lambda c: 0 < 2 * c.window < c.length, "the number of whole windows before the last token of a call is at least 2"),
     "one call": (lambda c: any(end - start == 1 and end > 32 for start, end in calls_of(c, c.length)),
         "the prompt is longer than 32 tokens and the length of a call is 1"),  # it is the last one, or all are
@@ -271,7 +269,6 @@ TRUTHS = {
         "the length of a call is at least 9 (right at 4) and 1 to 4 more than a multiple of 8"),
     "twice as long": (lambda c: any(a == b > 1 for a, b in pairwise(calls_in(c))),
         "the length of a call is at least 2 and its length is equal to that of the one before"),
-    "whole vectors": (lambda c: c.ffn % (8 * c.threads) > 0, "a thread's share of the feed-forward width is no multiple of 8"),
     "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
         "the length of a call minus the window is at least 2"),
 }  # fmt: skip
@@ -519,9 +516,3 @@ def test_no_condition_is_said_that_a_run_contradicts():
         for _, condition in conditions(*(Calls([parts_of(c) for c in some]) for some in (failing, passing))):
             assert all(meets(condition, c) for c in failing)
             assert not any(meets(condition, c) for c in passing)
-
-
-def test_conditions_of_the_tests_are_told_apart():
-    config = LIKE.config
-    call = {"chunk": 2, "prefix": 0, "threads": 1, "row": 0}
-    assert [name for name, holds in CONDITIONS.items() if holds(config, 8, **call)] == ["always", "a multiple of 8", "second chunk"]

@@ -12,8 +12,6 @@ CONDITIONS = {
     "a multiple of 8": lambda c, t, **call: t % 8 == 0,
     "head width 80": lambda c, t, **call: c.head_dim == 80,
     "one key head": lambda c, t, **call: c.kv_heads == 1,
-    "second chunk": lambda c, t, **call: call["chunk"] is not None and call["chunk"] < t - call["prefix"],
-    "prefix": lambda c, t, **call: call["prefix"] > 0,
     "threads": lambda c, t, **call: call["threads"] >= 3,
     "batch": lambda c, t, **call: call["row"] > 0,
     "third layer": lambda c, t, **call: c.n_layers > 2,
