@@ -70,6 +70,11 @@ class Matrix:
         """The indices of all rows."""
         return np.arange(self.shape[0])
 
+    @cached_property
+    def kept(self) -> Array | None:
+        """All rows of a small matrix of the model, which each mistake that is tried behind it reads again."""
+        return self.rows(self.all) if self.weights is not None and self.shape[0] * self.shape[1] <= 1 << 16 else None
+
     def whole(self) -> Array:
         """All rows. Raises ValueError if they take gigabytes."""
         if self.shape[0] * self.shape[1] > _MOST:
@@ -79,7 +84,8 @@ class Matrix:
     def product(self, x: Array) -> Array:
         """x [T, M] times the matrix, [T, N], some rows at a time."""
         step = max(1, _BLOCK // self.shape[1]) if self.in_parts else self.shape[0]
-        return np.concatenate([x @ self.rows(self.all[i : i + step]).T for i in range(0, self.shape[0], step)], axis=1)
+        parts = (self.all[i : i + step] for i in range(0, self.shape[0], step))
+        return np.concatenate([x @ self.rows(part).T for part in parts], axis=1) if self.kept is None else x @ self.kept.T
 
     def by_row(self, change: Callable[[Array], Array]) -> Matrix:
         """The matrix with every row changed by itself."""
