@@ -126,7 +126,7 @@ def computed(types: list[str], beginnings: list[str], is_whole: bool) -> dict:
         "least": ternary_product.LEAST,
         "wrong": wrong,
         "contract": unlike_the_contract([name for name in CASES if "blocks" not in name and (is_whole or "ternary" in name)]),
-        "costs": costs.differences(costs.read()[-1]["costs"], costs.costs()) if "Q4_K" in types else [],
+        "costs": costs.differences(costs.read()[-1]["costs"], costs.costs()) if "Q4_K" in beginnings else [],
         "extremes": extremes(types),
         "passes": passes.run(2, tuple(beginnings)),
     }
