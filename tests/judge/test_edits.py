@@ -273,9 +273,9 @@ def test_a_mistake_is_named_beside_roundings_of_no_known_type():
     assert said.startswith("the bias is missing; what is left of the error, NMSE ")
 
 
-@pytest.mark.parametrize("operands", [to_bfloat16, cut])
 @pytest.mark.parametrize(
-    ("dumped", "in_cache"), [("l_out", None), ("result_output", None), ("l_out result_output", "float16"), ("l_out result_output", "q8_0")]
+    ("operands", "dumped", "in_cache"),
+    [(cut, "l_out", None), (to_bfloat16, "result_output", None), *((to_bfloat16, "l_out result_output", x) for x in ("float16", "q8_0"))],
 )
 def test_operands_and_a_cache_of_fewer_bits_are_narrow_across_operations(operands, dumped, in_cache):
     points = float_engine(FEWER_BITS_MODEL, operands, cache=NARROW.get(in_cache))
