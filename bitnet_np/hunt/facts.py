@@ -56,7 +56,32 @@ CALLS |= {
     for n in _TILES
 }
 
+
+def _part_left(size: str, parts: str | int, empty: bool, s: Any) -> NDArray[np.bool_]:
+    """Whether the last of so many parts, whose size is rounded up, has none of the numbers of a call; or else less than the others."""
+    whole, parts = getattr(s, size), getattr(s, str(parts), parts)
+    each = -(-whole // parts)
+    return whole <= each * (parts - 1) if empty else whole % each > 0
+
+
+CALLS |= {
+    f"{'empty' if empty else 'uneven'} {size} {parts}": Fact(
+        0.4,
+        f"the {noun} of {{call}}, in {words}, rounded up, leave (a|no) {'part empty' if empty else 'smaller part'}",
+        partial(_part_left, size, parts, empty),
+    )
+    for size, noun, parts, words, kinds in (
+        ("count", "tokens", "threads", "equal parts for all threads", (True, False)),
+        ("end", "keys", "threads", "equal parts for all threads", (True,)),
+        ("end", "keys", 4, "4 equal parts", (True,)),
+        ("end", "keys", 8, "8 equal parts", (True,)),
+    )
+    for empty in kinds
+}
+"""How loops and splits of the keys share out their work."""
+
 ORDERS = {
+    "call heads": Fact(0.3, "the length of {call} is {} the number of heads", lambda s: (s.count, s.heads)),
     "call first": Fact(0.6, "the length of {call} is {} that of the first one", lambda s: (s.count, s.opening)),
     "call before": Fact(0.3, "the length of {call} is {} that of the one before", lambda s: (s.count, s.before)),
     "call chunk": Fact(0.2, "the length of {call} is {} the chunk", lambda s: (s.count, s.taken)),
@@ -120,7 +145,7 @@ _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SIZES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads", "length", "calls", "keys")
 """Facts that may be said to be a power of 2."""
-_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
+_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind", "empty", "uneven"))))
 """What an id does, or an earlier call: nothing is said of prompts that do not have it."""
 _ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
 """Facts of which bounds alone are said: other numbers are nearly always exceptions."""

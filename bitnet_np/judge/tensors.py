@@ -25,7 +25,7 @@ from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_error
 from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
-from .evidence import matched
+from .evidence import LITTLE, matched
 from .honest_engines import FLOOR, one_scale
 from .hypothesis import Compute, Computes, Hypothesis, Values
 from .law import noise as noise_law
@@ -537,6 +537,17 @@ class TensorCase(Case):
             return len(self.screen.columns) * self.judge.cost(self.span[-1].key) / self.value.shape[1] + OVERHEAD
         first = next(i for i, site in enumerate(self.span) if site.key in changed)
         return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
+
+    @cached_property
+    def independent(self) -> int:
+        """One of each position and head of attention and of each position behind several operations; of one all but what has a factor."""
+        part = self.part or Part(np.arange(len(self.value)), np.arange(self.value.shape[1]), "", 0.0)
+        size = self.judge.model.config.head_dim if (is_attention := self.span[-1].key.name == "kqv_out") else part.columns.size
+        error, value = (part.cut(x).reshape(len(part.rows), -1, size) for x in (self.theirs - self.value, self.value))
+        square, along = (error**2).sum(axis=2), (error * value).sum(axis=2)
+        follows = (along**2 > 0.99 * square * (value**2).sum(axis=2)) | is_attention | (len(self.span) > 1)
+        count = np.count_nonzero(np.abs(error) > LITTLE * np.abs(error).max(), axis=2)
+        return int(np.minimum(count, np.where(follows, 1, size)).sum())
 
     @property
     def is_uneven(self) -> bool:

@@ -7,6 +7,7 @@ last two causes at once: a mistake, and fewer bits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import thread_time
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ _ALIKE = 4  # times what the nearest leaves: of two that leave as little, the fi
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
+_CHANCE = 5  # digits that numbers show beyond those of a fitted one: some hundreds are fitted to a tensor, and one in a hundred may mislead
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _LESS = 0.999  # of what another mistake leaves
 _FORMATS = tuple(mistake for mistake in (*CATALOGUE, *HIDDEN) if not mistake.fault or mistake.id == "edit.fewer_bits")
@@ -82,6 +84,17 @@ class Case(ABC):
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a hypothesis that changes these tensors."""
 
+    @cached_property
+    def independent(self) -> int:
+        """Wrong numbers of which none follows from the others: one of each position."""
+        return len(self.value)
+
+    def is_told(self, number: float, left: float) -> bool:
+        """Whether wrong numbers show a fitted one, of which this is left: to so many digits that it cannot be by chance, beside its own."""
+        each = min(np.log10(self.now / max(left, TINY)) / 2, _DIGITS)
+        own = len(f"{number:.{_DIGITS}g}".partition("e")[0].replace(".", "").strip("-0"))
+        return bool(self.independent * each - min(own, each) >= _CHANCE)
+
     def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
         yield from candidates
@@ -109,13 +122,15 @@ class Case(ABC):
         array = self.made(hypothesis)
         if array is None:
             return Explanation(np.inf, False)
-        found = self.explained(array, hypothesis)
+        found, number = self.explained(array, hypothesis), hypothesis.number
+        if number is not None and not self.is_told(number, found.left):
+            return found._replace(fits=False)
         if keep:
-            is_sure = hypothesis.number is None or found.left <= _LITTLE * self.now
+            is_sure = number is None or found.left <= _LITTLE * self.now
             if is_sure and hypothesis.fault and found.left < (np.inf if self.nearest is None else _LESS * self.nearest.left):
                 self.nearest = replace(hypothesis, left=found.left)
             # a rounding on purpose is made everywhere, or was not made
-            if hypothesis.number is None and hypothesis.fault and not _is_of_rows(hypothesis):
+            if number is None and hypothesis.fault and not _is_of_rows(hypothesis):
                 for part in self.parts:
                     part.compare(hypothesis, array, self.theirs, hypothesis.id in OF_HEADS)
         return found
