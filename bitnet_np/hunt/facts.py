@@ -59,9 +59,9 @@ CALLS |= {
 
 def _part_left(size: str, parts: str | int, empty: bool, s: Any) -> NDArray[np.bool_]:
     """Whether the last of so many parts, whose size is rounded up, has none of the numbers of a call; or else less than the others."""
-    whole, parts = getattr(s, size), getattr(s, str(parts), parts)
-    each = -(-whole // parts)
-    return whole <= each * (parts - 1) if empty else whole % each > 0
+    whole, count = getattr(s, size), int(getattr(s, str(parts), parts))
+    each = -(-whole // count)
+    return whole <= each * (count - 1) if empty else whole % each > 0
 
 
 CALLS |= {
@@ -70,13 +70,11 @@ CALLS |= {
         f"the {noun} of {{call}}, in {words}, rounded up, leave (a|no) {'part empty' if empty else 'smaller part'}",
         partial(_part_left, size, parts, empty),
     )
-    for size, noun, parts, words, kinds in (
-        ("count", "tokens", "threads", "equal parts for all threads", (True, False)),
-        ("end", "keys", "threads", "equal parts for all threads", (True,)),
-        ("end", "keys", 4, "4 equal parts", (True,)),
-        ("end", "keys", 8, "8 equal parts", (True,)),
+    for size, noun, parts, words, empty in (
+        ("count", "tokens", "threads", "equal parts for all threads", True),
+        ("count", "tokens", "threads", "equal parts for all threads", False),
+        *(("end", "keys", parts, f"{parts} equal parts", True) for parts in (4, 8)),
     )
-    for empty in kinds
 }
 """How loops and splits of the keys share out their work."""
 

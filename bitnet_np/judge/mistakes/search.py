@@ -202,18 +202,16 @@ class Search:
         """Whether the time for this tensor is over. Shows the seconds that have passed, of all that there are."""
         now = thread_time()
         if over := now >= self._until:
-            self.ended = (
-                self.ended or f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
-            )
+            more = f"--budget {max(10 * self.budget, 20):g} tries more"
+            self.ended = self.ended or f"the search for causes ended after its {self.budget:g} s: {more}"
         elif self._end is not None and np.isfinite(self.budget):
             self.progress(int(now - self._end + self.budget), int(self.budget) + 1)
         return over
 
     def format(self, case: Case) -> Hypothesis | None:
         """The rounding to fewer bits that leaves least, and little."""
-        several = len(case.span) > 1  # an engine has one type for all of them
         possible = hypotheses(case.span, False, _FORMATS, stop=self.has_ended)
-        candidates = (one for one in possible if (one.everywhere or not several) and case.is_at_level(one))
+        candidates = (one for one in possible if (one.everywhere or len(case.span) == 1) and case.is_at_level(one))  # one type for all
         best = _best(self._fits(case, candidates, _LITTLE * case.now))
         return best and replace(best, fault=False)
 
@@ -286,8 +284,7 @@ class Search:
             if self.work < kept:
                 self.left_out += 1
                 continue
-            number = _nearest(general, about, case.now) if general.grid else None
-            if general.grid and number is None:
+            if (number := _nearest(general, about, case.now) if general.grid else None) is None and general.grid:
                 continue
             one = general.with_number(number)
             self.work -= case.cost(one.computes)
@@ -315,10 +312,9 @@ class Search:
         if self.has_ended():
             return None
         closest = case.nearest
-        if closest is not None and closest.left <= _MUCH * case.now:
-            cause = _best(self._fits(case, list(narrowed(case.span, closest))))
-            if cause is not None:
-                return cause
+        more = narrowed(case.span, closest) if closest is not None and closest.left <= _MUCH * case.now else ()
+        if (cause := _best(self._fits(case, list(more)))) is not None:
+            return cause
         whole = [(replace(one, left=case.explained(array, one).left), array) for one, array in fitted(case.theirs, case.value)]
         if closest is not None and (array := case.made(closest)) is not None:
             whole.append((closest, array))
