@@ -534,9 +534,9 @@ class TensorCase(Case):
     @cached_property
     def independent(self) -> int:
         """One of each position and head of attention and of each position behind several operations; of one all but what has a factor."""
-        whole = self._cut(self.value)
-        size = self.judge.model.config.head_dim if (is_attention := self.span[-1].key.name == "kqv_out") else whole.shape[1]
-        error, value = (x.reshape(len(x), -1, size) for x in (self._cut(self.theirs - self.value), whole))
+        is_attention, error, value = self.span[-1].key.name == "kqv_out", self._cut(self.theirs - self.value), self._cut(self.value)
+        size = self.judge.model.config.head_dim if is_attention else value.shape[1]
+        error, value = error.reshape(len(error), -1, size), value.reshape(len(value), -1, size)
         is_factor = (error * value).sum(axis=2) ** 2 > 0.99 * (error**2).sum(axis=2) * (value**2).sum(axis=2)
         count = np.count_nonzero(np.abs(error) > LITTLE * np.abs(error).max(), axis=2)
         return int(np.minimum(count, np.where(is_factor | is_attention | (len(self.span) > 1), 1, size)).sum())
@@ -609,8 +609,6 @@ class _Lazy(dict):
         self._judge, self._across = judge, across
 
     def __missing__(self, key: Key) -> Array:
-        if key in self._judge.theirs and key not in self._across:
-            self[key] = self._judge.theirs[key]
-        else:
-            self[key] = self._judge.value(self._judge.sites[key], self)
+        judge, is_theirs = self._judge, key in self._judge.theirs and key not in self._across
+        self[key] = judge.theirs[key] if is_theirs else judge.value(judge.sites[key], self)
         return self[key]

@@ -19,7 +19,9 @@ FAULTS = {
     "none": ("softmax", spec.softmax),
     "rotation": ("angles", lambda position, base, *more, angles=spec.angles: angles(position, 1.5 * base, *more)),
     "mask": ("causal_mask", lambda q, k, past=0, window=None, mask=spec.causal_mask: mask(q, k, past, 3)),
+    "axes": ("attention_weights", lambda q, *more, f=spec.attention_weights: f(q.swapaxes(0, 1) if len(q) == q.shape[1] else q, *more)),
     "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up=1.0: np.maximum(gate, 0) * up)),
+    "short": ("ACTIVATIONS", {name: lambda *x, f=f: f(*x) * (np.arange(len(x[0])) < 3)[:, None] for name, f in spec.ACTIVATIONS.items()}),
     "head": ("forward", lambda model, ids, forward=spec.forward: forward(model, ids) * 1.1),
 }
 
@@ -54,6 +56,19 @@ def test_the_place_is_found_and_often_the_cause(fault, family, weights):
     assert text in place.text
     assert (place.cause is None) == (cause is None)
     assert cause is None or (cause in place.cause and place.cause.startswith("layer 0, "))
+
+
+def test_a_number_that_is_fitted_to_one_wrong_number_is_no_cause():
+    """Of two tokens one weight of the first head is wrong: scores clipped beyond some number give it, and so does much else."""
+    place = probed("axes", length=2, layers=1, width=128)
+    assert (place.text, place.cause) == ("queries, keys, rotation, scores or softmax of layer 0", None)
+    assert place.report.first_wrong.key.name == "kqv_out"
+
+
+def test_zeros_are_no_other_tensor_that_is_read():
+    """Attention is off in the probe, so its output is zero, as the feed-forward of the last tokens is."""
+    place = probed("short", layers=1, width=128)
+    assert (place.text, place.cause) == ("ffn_norm, gate, up or the activation of layer 0", None)
 
 
 def test_a_fault_of_the_head_is_in_the_first_probe():

@@ -38,7 +38,7 @@ _ALIKE = 4  # times what the nearest leaves: of two that leave as little, the fi
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
-_CHANCE = 5  # digits that numbers show beyond those of a fitted one: some hundreds are fitted to a tensor, and one in a hundred may mislead
+_CHANCE = 5  # digits that wrong numbers have to show beside a fitted one's own: a thousand mistakes are tried, and one in a hundred may fit
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _LESS = 0.999  # of what another mistake leaves
 _FORMATS = tuple(mistake for mistake in (*CATALOGUE, *HIDDEN) if not mistake.fault or mistake.id == "edit.fewer_bits")
@@ -86,14 +86,14 @@ class Case(ABC):
 
     @cached_property
     def independent(self) -> int:
-        """Wrong numbers of which none follows from the others: one of each position."""
-        return len(self.value)
+        """Wrong numbers of which none follows from the others."""
+        return self.value.size
 
-    def is_told(self, number: float, left: float) -> bool:
-        """Whether wrong numbers show a fitted one, of which this is left: to so many digits that it cannot be by chance, beside its own."""
-        each = min(np.log10(self.now / max(left, TINY)) / 2, _DIGITS)
-        own = len(f"{number:.{_DIGITS}g}".partition("e")[0].replace(".", "").strip("-0"))
-        return bool(self.independent * each - min(own, each) >= _CHANCE)
+    def is_told(self, number: float | None, left: float) -> bool:
+        """Whether wrong numbers show a mistake, of which this is left, to more digits than chance does, and than its fitted number has."""
+        each = np.log10(self.now / max(left, TINY)) / 2
+        own = "" if number is None else f"{number:.{_DIGITS}g}".partition("e")[0].replace(".", "").strip("-0")
+        return bool(self.independent * each - min(len(own), each) >= _CHANCE)
 
     def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
@@ -123,7 +123,7 @@ class Case(ABC):
         if array is None:
             return Explanation(np.inf, False)
         found, number = self.explained(array, hypothesis), hypothesis.number
-        if number is not None and not self.is_told(number, found.left):
+        if not self.is_told(number, found.left):
             return found._replace(fits=False)
         if keep:
             is_sure = number is None or found.left <= _LITTLE * self.now
@@ -305,7 +305,8 @@ class Search:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
         hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts)
         inside = (cause.at(part.where) for part, cause in hidden if cause is not None and not _is_of_rows(cause))
-        return next((part.cause for part in case.parts if part.cause is not None), None) or next(inside, None)
+        known = (part.cause for part in case.parts if part.cause is not None and case.within(part).is_told(None, 4 * part.most))
+        return next(known, None) or next(inside, None)
 
     def nearly(self, case: Case) -> Hypothesis | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
