@@ -92,11 +92,10 @@ def hunt(
 
 def _report(runner: Runner, finding: Finding) -> Report | None:
     """`check`'s report on the smallest case, where there are numbers."""
-    outcome = finding.outcome
-    if outcome.group != "numbers" or not (outcome.rows or isinstance(outcome.dump, Answers)):
-        return None
+    outcome, case = finding.outcome, finding.case
+    has_numbers = outcome.group == "numbers" and (outcome.rows or isinstance(outcome.dump, Answers))
     with suppress(Error):
-        return runner.judge.explained(runner.model(finding.case), call_of(finding.case), outcome)
+        return runner.judge.explained(runner.model(case), call_of(case), outcome) if has_numbers else None
     return None
 
 

@@ -174,11 +174,8 @@ def failed(code: int, text: str) -> Ran:
     """What an exit code, or the signal below 0, says with the end of standard error."""
     lines = [line.strip() for line in reversed(text.splitlines()) if line.strip()]
     last = shortened(next((line for line in lines if _SAYS_WHY.search(line)), next(iter(lines), "")), 200)
-    if code < 0:
-        with suppress(ValueError):
-            return Ran("crash", f"{signal.Signals(-code).name}{f': {last}' if last else ''}")
-    kind = "refused" if code > 0 and _REFUSAL.search(text) else "crash"
-    return Ran(kind, f"exit code {code}{f': {last}' if last else ''}")
+    how = signal.Signals(-code).name if -code in [*signal.Signals] else f"exit code {code}"
+    return Ran("refused" if code > 0 and _REFUSAL.search(text) else "crash", f"{how}{f': {last}' if last else ''}")
 
 
 def write_tokens(path: Path, sequences: Sequence[NDArray[np.int64]]) -> None:
@@ -224,7 +221,7 @@ class running:
             return failed(self.process.returncode, text) if self.process.returncode else Ran("ok")
         return Ran("hang", f"no answer within {self.limit:g} s") if time.monotonic() - self.begin > self.limit else None
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """End all processes of its session."""
         if self.process.returncode is not None:
             return
@@ -236,8 +233,7 @@ class running:
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    __exit__ = stop
 
 
 def ended(process: subprocess.Popen) -> bool:

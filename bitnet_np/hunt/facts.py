@@ -46,6 +46,10 @@ CALLS = {
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
     "last": Fact(0.2, "{call} is (|not )the last one", lambda s: (s.end == s.length) & ~s.alone),
+    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle", lambda s: s.parts(s.count, s.threads) < s.threads),
+    "fewer": Fact(
+        0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens", lambda s: s.count % -(-s.count // s.threads) > 0
+    ),
     "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
@@ -55,28 +59,12 @@ CALLS |= {
     f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", partial(lambda n, s: s.start // n < (s.end - 1) // n, n))
     for n in _TILES
 }
-
-
-def _part_left(size: str, parts: str | int, empty: bool, s: Any) -> NDArray[np.bool_]:
-    """Whether the last of so many parts, whose size is rounded up, has none of the numbers of a call; or else less than the others."""
-    whole, count = getattr(s, size), int(getattr(s, str(parts), parts))
-    each = -(-whole // count)
-    return whole <= each * (count - 1) if empty else whole % each > 0
-
-
 CALLS |= {
-    f"{'empty' if empty else 'uneven'} {size} {parts}": Fact(
-        0.4,
-        f"the {noun} of {{call}}, in {words}, rounded up, leave (a|no) {'part empty' if empty else 'smaller part'}",
-        partial(_part_left, size, parts, empty),
+    f"empty {n}": Fact(
+        0.4, f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty", partial(lambda n, s: s.parts(s.end, n) < n, n)
     )
-    for size, noun, parts, words, empty in (
-        ("count", "tokens", "threads", "equal parts for all threads", True),
-        ("count", "tokens", "threads", "equal parts for all threads", False),
-        *(("end", "keys", parts, f"{parts} equal parts", True) for parts in (4, 8)),
-    )
+    for n in (4, 8)
 }
-"""How loops and splits of the keys share out their work."""
 
 ORDERS = {
     "call heads": Fact(0.3, "the length of {call} is {} the number of heads", lambda s: (s.count, s.heads)),
@@ -143,7 +131,7 @@ _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SIZES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads", "length", "calls", "keys")
 """Facts that may be said to be a power of 2."""
-_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind", "empty", "uneven"))))
+_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind", "empty", "idle", "fewer"))))
 """What an id does, or an earlier call: nothing is said of prompts that do not have it."""
 _ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
 """Facts of which bounds alone are said: other numbers are nearly always exceptions."""
@@ -190,6 +178,10 @@ class Facts(SimpleNamespace):
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         return tokens_of(self.case)[self.row][: self.end[-1]]
+
+    def parts(self, numbers: NDArray, most: int) -> Any:
+        """How many parts numbers are cut into, each as large, rounded up."""
+        return -(-numbers // -(-numbers // most))
 
     def behind(self, n: int | str) -> int:
         at = np.flatnonzero(self.ids == (self.vocab - 1 if n == _LAST else n))
