@@ -46,10 +46,8 @@ CALLS = {
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
     "last": Fact(0.2, "{call} is (|not )the last one", lambda s: (s.end == s.length) & ~s.alone),
-    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle", lambda s: s.parts(s.count, s.threads) < s.threads),
-    "fewer": Fact(
-        0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens", lambda s: s.count % -(-s.count // s.threads) > 0
-    ),
+    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle", lambda s: s.each * (s.threads - 1) >= s.count),
+    "fewer": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens", lambda s: s.count % s.each > 0),
     "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
@@ -61,7 +59,9 @@ CALLS |= {
 }
 CALLS |= {
     f"empty {n}": Fact(
-        0.4, f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty", partial(lambda n, s: s.parts(s.end, n) < n, n)
+        0.4,
+        f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty",
+        partial(lambda n, s: -(-s.end // n) * (n - 1) >= s.end, n),
     )
     for n in (4, 8)
 }
@@ -168,6 +168,7 @@ class Facts(SimpleNamespace):
         self.before = np.concatenate([[np.nan], (ends - starts)[:-1]])[among]
         self.start, self.end = starts[among], ends[among]
         self.count = self.end - self.start
+        self.each = -(-self.count // self.threads)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.known:
@@ -178,10 +179,6 @@ class Facts(SimpleNamespace):
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         return tokens_of(self.case)[self.row][: self.end[-1]]
-
-    def parts(self, numbers: NDArray, most: int) -> Any:
-        """How many parts numbers are cut into, each as large, rounded up."""
-        return -(-numbers // -(-numbers // most))
 
     def behind(self, n: int | str) -> int:
         at = np.flatnonzero(self.ids == (self.vocab - 1 if n == _LAST else n))
