@@ -272,8 +272,6 @@ TRUTHS = {
     "twice as long": (lambda c: any(a == b > 1 for a, b in pairwise(calls_in(c))),
         "the length of a call is at least 2 and its length is equal to that of the one before"),
     "whole vectors": (lambda c: c.ffn % (8 * c.threads) > 0, "a thread's share of the feed-forward width is no multiple of 8"),
-    "a last thread with fewer tokens": (lambda c: any(n % -(-n // c.threads) for n in calls_in(c)),
-        "equal shares of a call, rounded up, leave a thread fewer tokens"),
     "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
         "the length of a call minus the window is at least 2"),
 }  # fmt: skip
@@ -360,13 +358,11 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
 
 
 def test_facts_of_parts_that_are_rounded_up():
-    """Of 5 keys in 4 parts each has 2, and the last one none. 3 tokens are 2 and 1 for two threads; 4 are 2, 2 and 0 for three."""
+    """Of 5 keys in 4 parts each has 2, and the last one none; 3 tokens are 2 and 1 for two threads."""
     empty = [n for n in range(1, 20) if facts_of(Case(length=n))["empty 4"][0]]
-    smaller = [[n for n in range(1, 8) if facts_of(Case(length=n, threads=m))["fewer"][0]] for m in (1, 2, 3)]
-    assert (empty, smaller) == ([1, 2, 3, 5, 6, 9], [[], [3, 5, 7], [5, 7]])
-    said = in_statements([Atom("calls", 1, 1), Atom("empty 4", True, True)])
-    assert said == "the length of a call is 1 and its keys in 4 equal parts, rounded up, leave a part empty"
-    assert in_statements([Atom("call heads", 0, 0)]) == "the length of a call is equal to the number of heads"
+    fewer = [n for n in range(1, 8) if facts_of(Case(length=n, threads=2))["fewer"][0]]
+    assert (empty, fewer) == ([1, 2, 3, 5, 6, 9], [3, 5, 7])
+    assert str(Atom("empty 4", True, True)) == "the keys of a call in 4 equal parts, rounded up, leave a part empty"
 
 
 def contrast_of(truth, fails, seed=3, runs=60, **edges):
@@ -534,6 +530,5 @@ def test_no_condition_is_said_that_a_run_contradicts():
 
 
 def test_conditions_of_the_tests_are_told_apart():
-    config = LIKE.config
-    call = {"chunk": 2, "prefix": 0, "threads": 1, "row": 0}
-    assert [name for name, holds in CONDITIONS.items() if holds(config, 8, **call)] == ["always", "a multiple of 8", "second chunk"]
+    told = [name for name, holds in CONDITIONS.items() if holds(LIKE.config, 8, chunk=2, prefix=0, threads=1, row=0)]
+    assert told == ["always", "a multiple of 8", "second chunk"]

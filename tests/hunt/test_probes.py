@@ -29,7 +29,6 @@ FAULTS = {
 def probed(fault, layer=None, **fields):
     case = fitted(replace(Case(), **{"layers": 2, "vocab": 512, "length": 9} | fields))
     model, name_of, faulty = model_of(case), *FAULTS[fault]
-    right = getattr(spec, name_of)
 
     def run(model, call):
         ours = definition(model, call)
@@ -37,7 +36,6 @@ def probed(fault, layer=None, **fields):
             theirs = spec.forward(dense_view(model), call.tokens[0]).astype(np.float32)
         return JUDGE.outcome(Ran("ok", dump=theirs), model, call, ours, True)
 
-    assert right is getattr(spec, name_of)
     return probe(model, call_of(case), 0, run, JUDGE)
 
 
@@ -58,17 +56,12 @@ def test_the_place_is_found_and_often_the_cause(fault, family, weights):
     assert cause is None or (cause in place.cause and place.cause.startswith("layer 0, "))
 
 
-def test_a_number_that_is_fitted_to_one_wrong_number_is_no_cause():
-    """Of two tokens one weight of the first head is wrong: scores clipped beyond some number give it, and so does much else."""
-    place = probed("axes", length=2, layers=1, width=128)
-    assert (place.text, place.cause) == ("queries, keys, rotation, scores or softmax of layer 0", None)
-    assert place.report.first_wrong.key.name == "kqv_out"
-
-
-def test_zeros_are_no_other_tensor_that_is_read():
-    """Attention is off in the probe, so its output is zero, as the feed-forward of the last tokens is."""
-    place = probed("short", layers=1, width=128)
-    assert (place.text, place.cause) == ("ffn_norm, gate, up or the activation of layer 0", None)
+@pytest.mark.parametrize(("fault", "length", "text"), [("axes", 2, "queries, keys, rotation"), ("short", 9, "ffn_norm, gate, up")])
+def test_what_chance_may_explain_has_no_cause(fault, length, text):
+    """Of two tokens one weight of a head is wrong, which a border of scores would give, as would much else. Of nine the last six have zeros
+    where gate times up should be, as all of attention's output has in this probe."""
+    place = probed(fault, length=length, layers=1, width=128)
+    assert (place.text.startswith(text), place.cause) == (True, None)
 
 
 def test_a_fault_of_the_head_is_in_the_first_probe():
