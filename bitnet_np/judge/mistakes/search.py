@@ -123,17 +123,16 @@ class Case(ABC):
         if array is None:
             return Explanation(np.inf, False)
         found, number = self.explained(array, hypothesis), hypothesis.number
-        if not self.is_told(number, found.left):
-            return found._replace(fits=False)
+        is_told = self.is_told(number, found.left)
         if keep:
-            is_sure = number is None or found.left <= _LITTLE * self.now
+            is_sure = number is None or (is_told and found.left <= _LITTLE * self.now)
             if is_sure and hypothesis.fault and found.left < (np.inf if self.nearest is None else _LESS * self.nearest.left):
                 self.nearest = replace(hypothesis, left=found.left)
             # a rounding on purpose is made everywhere, or was not made
             if number is None and hypothesis.fault and not _is_of_rows(hypothesis):
                 for part in self.parts:
                     part.compare(hypothesis, array, self.theirs, hypothesis.id in OF_HEADS)
-        return found
+        return found._replace(fits=found.fits and is_told)
 
     def leaves_noise(self, array: NDArray) -> bool:
         """Whether what numbers with a mistake differ by is like the noise of fewer bits."""
@@ -317,7 +316,7 @@ class Search:
         if (cause := _best(self._fits(case, list(more)))) is not None:
             return cause
         whole = [(replace(one, left=case.explained(array, one).left), array) for one, array in fitted(case.theirs, case.value)]
-        if closest is not None and (array := case.made(closest)) is not None:
+        if closest is not None and case.is_told(closest.number, closest.left) and (array := case.made(closest)) is not None:
             whole.append((closest, array))
         near, array = min(whole, key=lambda pair: pair[0].left)
         if near.left <= LITTLE * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
