@@ -1,6 +1,6 @@
 """`bitnet_np.hunt`: an engine in, its failures out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
 
 _WIDEST = 512  # channels of a case that is made wider for probes
+_LONG = 8  # tokens that a case gets for probes, or more
 _SMALL = 1 << 13  # channels of all layers of a model that is itself made into probes
 
 
@@ -91,25 +92,30 @@ def hunt(
 
 def _report(runner: Runner, finding: Finding) -> Report | None:
     """`check`'s report on the smallest case, where there are numbers."""
-    outcome = finding.outcome
-    if outcome.group != "numbers" or not (outcome.rows or isinstance(outcome.dump, Answers)):
-        return None
+    outcome, case = finding.outcome, finding.case
+    has_numbers = outcome.group == "numbers" and (outcome.rows or isinstance(outcome.dump, Answers))
     with suppress(Error):
-        return runner.judge.explained(runner.model(finding.case), call_of(finding.case), outcome)
+        return runner.judge.explained(runner.model(case), call_of(case), outcome) if has_numbers else None
     return None
 
 
 def _place(runner: Runner, finding: Finding) -> Place:
-    """Where probes find the fault: at the smallest case, or at one that shows more if it still fails so."""
-    case = wide if runner.run(wide := _wide(finding.case)).failed else finding.case
+    """Where probes find the fault: at the case that shows most of those that fail as the smallest one does."""
+    case = next((wide for wide in _wider(finding.case) if runner.run(wide).failed), finding.case)
     return _probed(runner, runner.model(case), call_of(case), runner.run(case), runner.even(case))
 
 
+def _wider(case: Case) -> Iterator[Case]:
+    """A case with more ids and channels, and longer; behind a longer prefix; or as long."""
+    for length, prefix in ((max(case.length, _LONG), case.prefix), (case.length + _LONG, case.prefix + _LONG), (case.length, case.prefix)):
+        yield _wide(replace(case, length=length, prefix=prefix if case.prefix else 0))
+
+
 def _wide(case: Case) -> Case:
-    """A case with more ids, channels and tokens, which show more."""
+    """A case with more ids and channels, which show more."""
     width = max(case.width, 2 * case.kv_heads * case.group * case.head_dim, 2 * case.ffn)
     width = width if width <= _WIDEST else case.width
-    return fitted(replace(case, width=width, vocab=max(case.vocab, 4 * width), length=max(case.length, Case().length)))
+    return fitted(replace(case, width=width, vocab=max(case.vocab, 4 * width)))
 
 
 def _probed(runner: Runner, model: Model, call: Call, outcome: Outcome, even: bool = False) -> Place:
@@ -150,7 +156,7 @@ def check_engine(command: str, path: Path, model: Model, rows: Sequence[NDArray[
 
 def _place_in(runner: Runner, model: Model, call: Call) -> Place:
     """Where probes of small models like this one find the fault; of itself where those are right, or say no cause."""
-    plain, c = replace(case_like(model)[0], length=min(len(call.tokens[0]), CONTEXT), prefix=call.prefix), model.config
+    plain, c = replace(case_like(model)[0], length=min(max(len(call.tokens[0]), Case.length), CONTEXT), prefix=call.prefix), model.config
     own: dict[str, Any] = {"group": c.heads // c.kv_heads, "head_dim": c.head_dim, "window": c.window or 0, "rope_width": c.rope_width or 0}
     case = _wide(fitted(replace(plain, **own, layers=min(c.n_layers, 3))))
     place = Place("small models like this one are right")

@@ -198,7 +198,7 @@ class Contrast:
         pairs = [self.sequences(case, failed) for failed, cases in ((True, self.failing), (False, self.passing)) for case in cases]
         self.bad, self.good = (Calls([parts for pair in pairs for parts in pair[i]]) for i in (0, 1))
         self.kept = conditions(self.bad, self.good)
-        if self.spare and (not self.kept or self.kept[0][0] > _CHEAP[1]):
+        if not self.kept or self.kept[0][0] > _CHEAP[1]:
             clear = Calls([(part,) for (part,) in self.good.sequences if not part.alone and part.case not in self.hidden])
             most, passed = min(self.spare, len(clear.sequences) // _SPARED), [case for case in self.passing if not self.hides(case)]
             kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, clear, n))), (0, []))

@@ -73,18 +73,6 @@ class Answers(tuple[Completions, ...]):
     __slots__ = ()
 
 
-class _Limited:
-    """What all engines have."""
-
-    takes_path = True  # whether it takes a model as a file
-    batches = (True, True)  # whether several sequences can be told, and whether their lengths may differ
-    knobs: tuple[str, ...] = ()  # what a call may change
-
-    def variants(self) -> list[Any]:
-        """The engine in each way in which it may be asked, where its template leaves that open."""
-        return [self]
-
-
 def _words(template: str, allowed: Sequence[str], needed: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
     """The words of a template, and its knobs. Raises OptionError."""
     named = set(re.findall(r"\{(\w+)\}", template))
@@ -105,30 +93,23 @@ def _filled(words: Sequence[str], call: Call, **values: Any) -> list[str]:
 
 
 @dataclass
-class _Program(_Limited):
-    """What commands and servers have."""
+class Command:
+    """An engine that is run as a command, such as `./run -m {model} -t {tokens}.txt -o {out}.npy`."""
 
     template: str
     limit: float = 20.0
     most: int = MOST_BYTES
-
-
-@dataclass
-class Command(_Program):
-    """An engine that is run as a command, such as `./run -m {model} -t {tokens}.txt -o {out}.npy`."""
-
     suffix: str = ""  # of the file of tokens, where the template names none
+    takes_path = True  # a model as a file
 
     def __post_init__(self) -> None:
         self.words, self.knobs = _words(self.template, ("model", "tokens", "out", *KNOBS), ("model", "tokens", "out"))
         if given := re.search(r"\{tokens\}(\.\w+)", self.template):
             self.suffix = choice("the name of the engine's file of tokens", given[1], KINDS)
-
-    @property
-    def batches(self) -> tuple[bool, bool]:  # type: ignore[override]
-        return True, (self.suffix or ".npy") != ".npy"
+        self.batches = True, (self.suffix or ".npy") != ".npy"  # whether several sequences can be told, and of several lengths
 
     def variants(self) -> list["Command"]:
+        """The engine in each way in which it may be asked, where its template leaves that open."""
         return [self] if self.suffix else [replace(self, suffix=kind) for kind in KINDS]
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
@@ -149,8 +130,7 @@ class Command(_Program):
         return Ran("ok", dump=out if out in written else written[0])
 
 
-@dataclass
-class Server(_Program):
+class Server(Command):
     """An engine that is a server, such as `llama-server -m {model} --port {port}`. It is started for each run, and ended.
 
     Sequences of a batch are asked for at the same time.
@@ -158,6 +138,7 @@ class Server(_Program):
 
     def __post_init__(self) -> None:
         self.words, self.knobs = _words(self.template, ("model", "port", "chunk", "threads"), ("model", "port"))
+        self.batches, self.suffix = (True, True), ".json"
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
         """Start it, wait until it speaks, ask, end it."""
@@ -193,22 +174,18 @@ def failed(code: int, text: str) -> Ran:
     """What an exit code, or the signal below 0, says with the end of standard error."""
     lines = [line.strip() for line in reversed(text.splitlines()) if line.strip()]
     last = shortened(next((line for line in lines if _SAYS_WHY.search(line)), next(iter(lines), "")), 200)
-    if code < 0:
-        with suppress(ValueError):
-            return Ran("crash", f"{signal.Signals(-code).name}{f': {last}' if last else ''}")
-    kind = "refused" if code > 0 and _REFUSAL.search(text) else "crash"
-    return Ran(kind, f"exit code {code}{f': {last}' if last else ''}")
+    how = signal.Signals(-code).name if -code in [*signal.Signals] else f"exit code {code}"
+    return Ran("refused" if code > 0 and _REFUSAL.search(text) else "crash", f"{how}{f': {last}' if last else ''}")
 
 
 def write_tokens(path: Path, sequences: Sequence[NDArray[np.int64]]) -> None:
     """Token ids as a file: one sequence as [T], several as [B, T] or, in text, of any lengths."""
     rows = [ids.tolist() for ids in sequences]
+    whole = rows if len(rows) > 1 else rows[0]
     if path.suffix == ".npy":
-        np.save(path, np.array(rows[0] if len(rows) == 1 else rows, np.int64))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows[0] if len(rows) == 1 else rows))
+        np.save(path, np.array(whole, np.int64))
     else:
-        path.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows))
+        path.write_text(json.dumps(whole) if path.suffix == ".json" else "".join(" ".join(map(str, row)) + "\n" for row in rows))
 
 
 # --- processes ------------------------------------------------------------------------------------------------------------------------
@@ -218,19 +195,17 @@ class running:
     """Context of a program in a session of processes of its own, which end with it. Raises OptionError for one that is not there."""
 
     def __init__(self, words: Sequence[str], folder: Path, limit: float, most: int) -> None:
-        self.words, self.folder, self.limit, self.most = words, folder, limit, most
-        self.said = folder / "stderr"
-
-    def __enter__(self) -> "running":
+        self.folder, self.limit, self.most, self.said, self.begin = folder, limit, most, folder / "stderr", time.monotonic()
         how: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             how = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-        self.begin = time.monotonic()
         with open(self.said, "wb") as errors:
             try:
-                self.process = subprocess.Popen(list(self.words), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, **how)
+                self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, **how)
             except OSError as error:
-                raise OptionError(f"the engine's command {self.words[0]!r} cannot be run: {error.strerror}") from None
+                raise OptionError(f"the engine's command {words[0]!r} cannot be run: {error.strerror}") from None
+
+    def __enter__(self) -> "running":
         return self
 
     def end(self) -> Ran | None:
@@ -246,7 +221,7 @@ class running:
             return failed(self.process.returncode, text) if self.process.returncode else Ran("ok")
         return Ran("hang", f"no answer within {self.limit:g} s") if time.monotonic() - self.begin > self.limit else None
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """End all processes of its session."""
         if self.process.returncode is not None:
             return
@@ -258,8 +233,7 @@ class running:
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    __exit__ = stop
 
 
 def ended(process: subprocess.Popen) -> bool:
@@ -292,7 +266,7 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 @dataclass
-class Function(_Limited):
+class Function:
     """An engine that is a function of a Model, or of a file's path, and token ids, [T] or a list of several [T].
 
     It may take chunk (None: all tokens at once), threads and prefix by name. It returns what `bitnet_np.check` takes, or for
@@ -300,6 +274,7 @@ class Function(_Limited):
     """
 
     function: Callable[..., Any]
+    batches = True, True
 
     def __post_init__(self) -> None:
         parameters: list[inspect.Parameter] = []
@@ -308,6 +283,10 @@ class Function(_Limited):
         names = [p.name for p in parameters]
         self.takes_path = any("path" in p.name or "Path" in str(p.annotation) or "str" in str(p.annotation) for p in parameters[:1])
         self.knobs = tuple(name for name in KNOBS if name in names)
+
+    def variants(self) -> list["Function"]:
+        """There is one way in which it may be asked."""
+        return [self]
 
     def run(self, model: Path | Model, config: Config, call: Call, folder: Path) -> Ran:
         """Call it. An exception is a crash, or a refusal where it says so."""
@@ -321,12 +300,12 @@ class Function(_Limited):
         return Ran("ok", dump=stacked(result) if isinstance(result, list) else result)
 
 
-Engine = Command | Server | Function
+Engine = Command | Function
 
 
 def engine_of(engine: Any, limit: float = 20.0) -> Engine:
     """An engine of a command's template, or of a function. Raises OptionError."""
-    if isinstance(engine, Command | Server | Function):
+    if isinstance(engine, Command | Function):
         return engine
     if isinstance(engine, str):
         return Server(engine, limit) if "{port}" in engine else Command(engine, limit)

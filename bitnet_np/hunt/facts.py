@@ -46,6 +46,8 @@ CALLS = {
     "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
     "last": Fact(0.2, "{call} is (|not )the last one", lambda s: (s.end == s.length) & ~s.alone),
+    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle", lambda s: s.each * (s.threads - 1) >= s.count),
+    "fewer": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens", lambda s: s.count % s.each > 0),
     "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
 }
 """Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
@@ -55,8 +57,17 @@ CALLS |= {
     f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", partial(lambda n, s: s.start // n < (s.end - 1) // n, n))
     for n in _TILES
 }
+CALLS |= {
+    f"empty {n}": Fact(
+        0.4,
+        f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty",
+        partial(lambda n, s: -(-s.end // n) * (n - 1) >= s.end, n),
+    )
+    for n in (4, 8)
+}
 
 ORDERS = {
+    "call heads": Fact(0.3, "the length of {call} is {} the number of heads", lambda s: (s.count, s.heads)),
     "call first": Fact(0.6, "the length of {call} is {} that of the first one", lambda s: (s.count, s.opening)),
     "call before": Fact(0.3, "the length of {call} is {} that of the one before", lambda s: (s.count, s.before)),
     "call chunk": Fact(0.2, "the length of {call} is {} the chunk", lambda s: (s.count, s.taken)),
@@ -120,7 +131,7 @@ _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _SIZES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads", "length", "calls", "keys")
 """Facts that may be said to be a power of 2."""
-_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind"))))
+_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind", "empty", "idle", "fewer"))))
 """What an id does, or an earlier call: nothing is said of prompts that do not have it."""
 _ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
 """Facts of which bounds alone are said: other numbers are nearly always exceptions."""
@@ -151,6 +162,7 @@ class Facts(SimpleNamespace):
         self.among = slice(*self.starts.searchsorted((case.prefix, until + 1)))
         self.start, self.end = self.starts[self.among], self.ends[self.among]
         self.count = self.end - self.start
+        self.each = -(-self.count // self.threads)
 
     traits = property(lambda self: FAMILIES[self.family])
     heads = property(lambda self: self.kv_heads * self.group)

@@ -40,15 +40,12 @@ Rows = tuple[int, NDArray]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a run."""
+class Outcome(Ran):
+    """What a run shows: its kind may also be "wrong", "bits" or "uneven"."""
 
-    kind: str  # "ok"; "wrong", "invalid", "crash", "hang", "size", "bits", "uneven"; "refused"
-    text: str = ""
     far: float = 0.0  # largest NMSE of a position
     bad: tuple[tuple[int, int], ...] = ()  # the sequences and positions that are wrong
     rows: tuple[Rows, ...] = ()
-    dump: Any = None
 
     @property
     def failed(self) -> bool:
@@ -176,10 +173,5 @@ class Judge:
         """
         dump: Any = outcome.dump
         if dump is None or isinstance(dump, Path):  # a file that is gone: its logits, with zeros behind those of shorter sequences
-            dump = _alone(outcome.rows)
+            dump = stacked([x for _, x in outcome.rows]) if len(outcome.rows) > 1 else outcome.rows[0][1]
         return self.report(model, call, dump, search=isinstance(dump, Mapping) and len(dump) > 1)
-
-
-def _alone(rows: Sequence[Rows]) -> Any:
-    """Logits as a dump."""
-    return stacked([x for _, x in rows]) if len(rows) > 1 else rows[0][1]

@@ -22,7 +22,7 @@ from ..testing.models import write_gguf
 from ..testing.space import CALL, EDGES, Case, case_like, fitted, in_words, model_of, tokens_of
 from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
-from .engine import Call, Command, Engine, Server
+from .engine import Call, Command, Engine
 from .facts import in_statements, prefix_of
 from .outcome import Judge, Outcome, definition
 from .probes import Place
@@ -376,7 +376,7 @@ class _Hunting:
             if meets(condition, case):
                 self.shorten(n)
                 return False
-        if group == "hang" and isinstance(engine, Command | Server):
+        if group == "hang" and isinstance(engine, Command):
             self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
         for n in known:
             wider = self.pursuit(n).finding(spare=0)

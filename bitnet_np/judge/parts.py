@@ -44,8 +44,8 @@ class Part:
         return x[np.ix_(self.rows, self.columns)]
 
     def compare(self, candidate: Hypothesis, array: Array, theirs: Array, in_rows: bool) -> None:
-        """Compare a mistake that was made in the whole tensor. in_rows: whether it is in whole rows alone."""
-        if in_rows and self.columns.size < array.shape[1]:
+        """Compare a mistake that was made in the whole tensor. in_rows: whether it is in whole rows alone. Zeros are what many make."""
+        if (in_rows and self.columns.size < array.shape[1]) or not self.cut(theirs).any():
             return
         left = relative_error(self.cut(array), self.cut(theirs))
         if left < self.most:

@@ -25,7 +25,7 @@ from .bounds import ROUNDING_ACROSS, bound_of, close, dot, noise, position_error
 from .compared import Compared, Types
 from .edits.caches import is_summed_in_float16
 from .equivalence import ROTATED
-from .evidence import matched
+from .evidence import LITTLE, matched
 from .honest_engines import FLOOR, one_scale
 from .hypothesis import Compute, Computes, Hypothesis, Values
 from .law import noise as noise_law
@@ -259,9 +259,7 @@ class TensorJudge:
     def _with_noise(self, site: Operation, expected: Expected, inputs: list[Array]) -> Expected:
         """What an operation should give, with room for the noise of others."""
         level = 0.0 if self.types.strict else self.noise.level(site.key)
-        if level <= _FLOAT32:
-            return expected
-        return expected.with_noise(level, site.unit(*inputs))
+        return expected if level <= _FLOAT32 else expected.with_noise(level, site.unit(*inputs))
 
     def _case_of_one(self, site: Operation, expected: Expected, inputs: list[Array], theirs: Array) -> "TensorCase":
         value, is_wide = expected.value, self.types.storage(site).is_wide and self.noise.level(site.key) <= _FLOAT32
@@ -275,12 +273,10 @@ class TensorJudge:
     def _is_flash_attention(self, site: Operation, inputs: list[Array], theirs: Array) -> bool:
         """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
         storage = self.types.storage(site)
-        if site.key.name != "kqv_out" or self.types.strict or not storage.is_wide:
+        is_wide = site.key.name == "kqv_out" and not self.types.strict and storage.is_wide
+        if not is_wide or not is_summed_in_float16(site, inputs, theirs):
             return False
-        return (
-            is_summed_in_float16(site, inputs, theirs)
-            and within(site.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
-        )
+        return within(site.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
 
     def _from_float64(self, site: Operation, value: Array, theirs: Array) -> dict[str, Any]:
         """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of float64's result."""
@@ -405,8 +401,6 @@ class TensorJudge:
         Behind one router, positions are apart. With several, the reach of other choices says how far they go.
         """
         choice = self._other_choices(span, value, several=False)
-        if choice is value:
-            return value
         nearer = position_errors(choice, theirs) < position_errors(value, theirs)
         return np.where(nearer[:, None], choice, value)
 
@@ -517,11 +511,10 @@ class TensorCase(Case):
 
     def explained(self, array: Array, hypothesis: Hypothesis) -> Explanation:
         """A mistake explains little unless a tenth is left. Of coarse types the numbers fall to other sides of their steps."""
-        cause = hypothesis
-        if cause.fault and relative_error(array, self.value) < self.least:
+        if hypothesis.fault and relative_error(array, self.value) < self.least:
             return Explanation(np.inf, False)
         left = self._left(array)
-        coarse = cause.kind in ("q8_0", "q4_0") and left < self.now / 20
+        coarse = hypothesis.kind in ("q8_0", "q4_0") and left < self.now / 20
         return Explanation(left, left <= min(self.most, self.now / 10) or coarse)
 
     def near(self, hypothesis: Hypothesis) -> float:
@@ -537,6 +530,16 @@ class TensorCase(Case):
             return len(self.screen.columns) * self.judge.cost(self.span[-1].key) / self.value.shape[1] + OVERHEAD
         first = next(i for i, site in enumerate(self.span) if site.key in changed)
         return sum(self.judge.cost(site.key) + OVERHEAD for site in self.span[first:])
+
+    @cached_property
+    def independent(self) -> int:
+        """One of each position and head of attention and of each position behind several operations; of one all but what has a factor."""
+        is_attention, error, value = self.span[-1].key.name == "kqv_out", self._cut(self.theirs - self.value), self._cut(self.value)
+        size = self.judge.model.config.head_dim if is_attention else value.shape[1]
+        error, value = error.reshape(len(error), -1, size), value.reshape(len(value), -1, size)
+        is_factor = (error * value).sum(axis=2) ** 2 > 0.99 * (error**2).sum(axis=2) * (value**2).sum(axis=2)
+        count = np.count_nonzero(np.abs(error) > LITTLE * np.abs(error).max(), axis=2)
+        return int(np.minimum(count, np.where(is_factor | is_attention | (len(self.span) > 1), 1, size)).sum())
 
     @property
     def is_uneven(self) -> bool:
@@ -572,10 +575,11 @@ class TensorCase(Case):
             return None
         return replace(self, span=span, right=right, wrong=None, screen=None, parts=(), refused=frozenset({last.key}))
 
+    def _cut(self, x: Array) -> Array:
+        return x if self.part is None else self.part.cut(x)
+
     def _left(self, array: Array) -> float:
-        if self.part is None:
-            return relative_error(array, self.theirs)
-        return relative_error(self.part.cut(array), self.part.cut(self.theirs))
+        return relative_error(self._cut(array), self._cut(self.theirs))
 
 
 def _noise_across(value: Array, theirs: Array, reach: Reach) -> noise_law.Residual:
@@ -605,8 +609,6 @@ class _Lazy(dict):
         self._judge, self._across = judge, across
 
     def __missing__(self, key: Key) -> Array:
-        if key in self._judge.theirs and key not in self._across:
-            self[key] = self._judge.theirs[key]
-        else:
-            self[key] = self._judge.value(self._judge.sites[key], self)
+        judge, is_theirs = self._judge, key in self._judge.theirs and key not in self._across
+        self[key] = judge.theirs[key] if is_theirs else judge.value(judge.sites[key], self)
         return self[key]

@@ -354,6 +354,14 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
         assert (facts["highest"], facts["tail 32"], is_alike(case)) == (max(ids), max(ids) >= vocab // 32 * 32, len({*ids}) == 1 < length)
 
 
+def test_facts_of_parts_that_are_rounded_up():
+    """Of 5 keys in 4 parts each has 2, and the last one none; 3 tokens are 2 and 1 for two threads."""
+    empty = [n for n in range(1, 20) if facts_of(Case(length=n))["empty 4"][0]]
+    fewer = [n for n in range(1, 8) if facts_of(Case(length=n, threads=2))["fewer"][0]]
+    assert (empty, fewer) == ([1, 2, 3, 5, 6, 9], [3, 5, 7])
+    assert str(Atom("empty 4", True, True)) == "the keys of a call in 4 equal parts, rounded up, leave a part empty"
+
+
 def contrast_of(truth, fails, seed=3, runs=60, **edges):
     """A contrast of what `fails` says, which hides some of `truth`, and how far its condition is from the truth."""
     rng, edges = random.Random(seed), dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,), "family": ("llama",)} | edges

@@ -19,7 +19,9 @@ FAULTS = {
     "none": ("softmax", spec.softmax),
     "rotation": ("angles", lambda position, base, *more, angles=spec.angles: angles(position, 1.5 * base, *more)),
     "mask": ("causal_mask", lambda q, k, past=0, window=None, mask=spec.causal_mask: mask(q, k, past, 3)),
+    "axes": ("attention_weights", lambda q, *more, f=spec.attention_weights: f(q.swapaxes(0, 1) if len(q) == q.shape[1] else q, *more)),
     "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up=1.0: np.maximum(gate, 0) * up)),
+    "short": ("ACTIVATIONS", {name: lambda *x, f=f: f(*x) * (np.arange(len(x[0])) < 3)[:, None] for name, f in spec.ACTIVATIONS.items()}),
     "head": ("forward", lambda model, ids, forward=spec.forward: forward(model, ids) * 1.1),
 }
 
@@ -27,7 +29,6 @@ FAULTS = {
 def probed(fault, layer=None, **fields):
     case = fitted(replace(Case(), **{"layers": 2, "vocab": 512, "length": 9} | fields))
     model, name_of, faulty = model_of(case), *FAULTS[fault]
-    right = getattr(spec, name_of)
 
     def run(model, call):
         ours = definition(model, call)
@@ -35,7 +36,6 @@ def probed(fault, layer=None, **fields):
             theirs = spec.forward(dense_view(model), call.tokens[0]).astype(np.float32)
         return JUDGE.outcome(Ran("ok", dump=theirs), model, call, ours, True)
 
-    assert right is getattr(spec, name_of)
     return probe(model, call_of(case), 0, run, JUDGE)
 
 
@@ -54,6 +54,14 @@ def test_the_place_is_found_and_often_the_cause(fault, family, weights):
     assert text in place.text
     assert (place.cause is None) == (cause is None)
     assert cause is None or (cause in place.cause and place.cause.startswith("layer 0, "))
+
+
+@pytest.mark.parametrize(("fault", "length", "text"), [("axes", 2, "queries, keys, rotation"), ("short", 9, "ffn_norm, gate, up")])
+def test_what_chance_may_explain_has_no_cause(fault, length, text):
+    """Of two tokens one weight of a head is wrong, which a border of scores would give, as would much else. Of nine the last six have zeros
+    where gate times up should be, as all of attention's output has in this probe."""
+    place = probed(fault, length=length, layers=1, width=128)
+    assert (place.text.startswith(text), place.cause) == (True, None)
 
 
 def test_a_fault_of_the_head_is_in_the_first_probe():

@@ -7,6 +7,7 @@ last two causes at once: a mistake, and fewer bits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import thread_time
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ _ALIKE = 4  # times what the nearest leaves: of two that leave as little, the fi
 _WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
 _SINGLE = 8  # kinds of edits that are tried in all operations that share a function, before one is in single operations
 _DIGITS = 6  # of a number that somebody may have written: it is preferred to one that fits no better
+_CHANCE = 5  # digits that wrong numbers have to show beside a fitted one's own: a thousand mistakes are tried, and one in a hundred may fit
 _STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
 _LESS = 0.999  # of what another mistake leaves
 _FORMATS = tuple(mistake for mistake in (*CATALOGUE, *HIDDEN) if not mistake.fault or mistake.id == "edit.fewer_bits")
@@ -82,6 +84,17 @@ class Case(ABC):
     def cost(self, changed: Collection[Key]) -> float:
         """Multiply-adds of a hypothesis that changes these tensors."""
 
+    @cached_property
+    def independent(self) -> int:
+        """Wrong numbers of which none follows from the others."""
+        return self.value.size
+
+    def is_told(self, number: float | None, left: float) -> bool:
+        """Whether wrong numbers show a mistake, of which this is left, to more digits than chance does, and than its fitted number has."""
+        each = np.log10(self.now / max(left, TINY)) / 2
+        own = "" if number is None else f"{number:.{_DIGITS}g}".partition("e")[0].replace(".", "").strip("-0")
+        return bool(self.independent * each - min(len(own), each) >= _CHANCE)
+
     def promising(self, candidates: Iterable[Hypothesis], stop: Callable[[], bool]) -> Iterator[Hypothesis]:
         """Yields mistakes without those that a first look refuses. stop: says when no more are wanted."""
         yield from candidates
@@ -109,16 +122,17 @@ class Case(ABC):
         array = self.made(hypothesis)
         if array is None:
             return Explanation(np.inf, False)
-        found = self.explained(array, hypothesis)
+        found, number = self.explained(array, hypothesis), hypothesis.number
+        is_told = self.is_told(number, found.left)
         if keep:
-            is_sure = hypothesis.number is None or found.left <= _LITTLE * self.now
+            is_sure = number is None or (is_told and found.left <= _LITTLE * self.now)
             if is_sure and hypothesis.fault and found.left < (np.inf if self.nearest is None else _LESS * self.nearest.left):
                 self.nearest = replace(hypothesis, left=found.left)
             # a rounding on purpose is made everywhere, or was not made
-            if hypothesis.number is None and hypothesis.fault and not _is_of_rows(hypothesis):
+            if number is None and hypothesis.fault and not _is_of_rows(hypothesis):
                 for part in self.parts:
                     part.compare(hypothesis, array, self.theirs, hypothesis.id in OF_HEADS)
-        return found
+        return found._replace(fits=found.fits and is_told)
 
     def leaves_noise(self, array: NDArray) -> bool:
         """Whether what numbers with a mistake differ by is like the noise of fewer bits."""
@@ -187,18 +201,16 @@ class Search:
         """Whether the time for this tensor is over. Shows the seconds that have passed, of all that there are."""
         now = thread_time()
         if over := now >= self._until:
-            self.ended = (
-                self.ended or f"the search for causes ended after its {self.budget:g} s: --budget {max(10 * self.budget, 20):g} tries more"
-            )
+            more = f"--budget {max(10 * self.budget, 20):g} tries more"
+            self.ended = self.ended or f"the search for causes ended after its {self.budget:g} s: {more}"
         elif self._end is not None and np.isfinite(self.budget):
             self.progress(int(now - self._end + self.budget), int(self.budget) + 1)
         return over
 
     def format(self, case: Case) -> Hypothesis | None:
         """The rounding to fewer bits that leaves least, and little."""
-        several = len(case.span) > 1  # an engine has one type for all of them
         possible = hypotheses(case.span, False, _FORMATS, stop=self.has_ended)
-        candidates = (one for one in possible if (one.everywhere or not several) and case.is_at_level(one))
+        candidates = (one for one in possible if (one.everywhere or len(case.span) == 1) and case.is_at_level(one))  # one type for all
         best = _best(self._fits(case, candidates, _LITTLE * case.now))
         return best and replace(best, fault=False)
 
@@ -271,8 +283,7 @@ class Search:
             if self.work < kept:
                 self.left_out += 1
                 continue
-            number = _nearest(general, about, case.now) if general.grid else None
-            if general.grid and number is None:
+            if (number := _nearest(general, about, case.now) if general.grid else None) is None and general.grid:
                 continue
             one = general.with_number(number)
             self.work -= case.cost(one.computes)
@@ -293,19 +304,19 @@ class Search:
         """The mistake that explains all wrong numbers of a tensor whose others are right."""
         hidden = ((part, self.hidden(case.within(part), numbered=True)) for part in case.parts)
         inside = (cause.at(part.where) for part, cause in hidden if cause is not None and not _is_of_rows(cause))
-        return next((part.cause for part in case.parts if part.cause is not None), None) or next(inside, None)
+        known = (part.cause for part in case.parts if part.cause is not None and case.within(part).is_told(None, 4 * part.most))
+        return next(known, None) or next(inside, None)
 
     def nearly(self, case: Case) -> Hypothesis | None:
         """The mistake that leaves little of the error, with the rounding to fewer bits that explains the rest; or two such types."""
         if self.has_ended():
             return None
         closest = case.nearest
-        if closest is not None and closest.left <= _MUCH * case.now:
-            cause = _best(self._fits(case, list(narrowed(case.span, closest))))
-            if cause is not None:
-                return cause
+        more = narrowed(case.span, closest) if closest is not None and closest.left <= _MUCH * case.now else ()
+        if (cause := _best(self._fits(case, list(more)))) is not None:
+            return cause
         whole = [(replace(one, left=case.explained(array, one).left), array) for one, array in fitted(case.theirs, case.value)]
-        if closest is not None and (array := case.made(closest)) is not None:
+        if closest is not None and case.is_told(closest.number, closest.left) and (array := case.made(closest)) is not None:
             whole.append((closest, array))
         near, array = min(whole, key=lambda pair: pair[0].left)
         if near.left <= LITTLE * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
