@@ -164,7 +164,7 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
 
 
 def positions(wrong: Wrong) -> str | None:
-    """The positions that tokens are rotated by, where they are not their own: all heads alike, or some of them."""
+    """The positions that tokens are rotated by, where they are not their own."""
     rows, c = wrong.wrong_rows[:ROWS], wrong.model.config
     tried = np.arange(-_BEFORE, 2 * len(wrong.theirs) + _BEFORE)
     angles = np.multiply.outer(tried, wrong.model.rope_frequency.astype(np.float64))  # [P, J]
