@@ -267,7 +267,7 @@ class TensorJudge:
         most_away, bound = bound_of(expected, value.shape)[:2]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         places = np.abs(theirs - value) > most_away
-        wrong = Wrong(site, inputs, value, theirs, places, rough, self.theirs)
+        wrong = Wrong(site, inputs, value, theirs, places, rough, self.theirs, self.search.has_ended)
         return self._case([site], value, theirs, matched(rough), places, noise=loose, wrong=wrong)
 
     def _is_flash_attention(self, site: Operation, inputs: list[Array], theirs: Array) -> bool:

@@ -54,6 +54,15 @@ def test_a_rounding_does_not_follow_codes(kind):
             assert not wrong_codes(x, table, inputs @ narrow.T - x @ weights.T), name
 
 
+@pytest.mark.parametrize(("kind", "part"), [("Q4_0", 0.5), ("Q5_1", 0.5), ("Q8_0", 0.7)])
+def test_codes_that_are_clipped_are_told(kind, part):
+    x, table, _ = product(next(one for one in TYPES if one.name == kind), 1)
+    codes = codes_of(table, np.arange(96))
+    top = codes.values[int(part * len(codes.values))]
+    more = codes.units * (np.minimum(codes.values, top) - codes.values)[codes.which]
+    assert wrong_codes(x, table, x @ more.T) == f"{kind}: codes above {top:.6g} count as {top:.6g}"
+
+
 FEW = ["TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "PQ2_0"]
 """Types with so few codes that a wrong one is nearly a factor of all weights."""
 

@@ -18,7 +18,6 @@ from wrong_tensors import (
     T,
     by_weights,
     heads,
-    judged,
     layer_points,
     read,
     read_off,
@@ -27,6 +26,7 @@ from wrong_tensors import (
 )
 
 from bitnet_np import spec
+from bitnet_np.judge.evidence import SPARE
 from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.law.roundings import cut_to_digits, to_digits
 from bitnet_np.judge.readings.structure import Numbers, structure
@@ -140,6 +140,7 @@ def test_sums_of_slices_are_told():
     x = np.random.default_rng(0).standard_normal((6, 30))
     for often, says in (
         (np.tri(6), "each position is the sum of all up to it: sums run on, and are not cleared"),
+        (np.tri(6) * np.tile(np.eye(2), (3, 3)), "each position is the sum of all up to it that are a multiple of 2 before it: "),
         (
             np.eye(6) + 0 * np.tri(6) + np.eye(1, 6, 3) * np.eye(6)[:, :1],
             "to each position another one is added: position 0 has the numbers",
@@ -190,16 +191,6 @@ def test_queries_of_other_rows_are_told(stride):
     rows = heads("Qcur_rope").reshape(-1, 24)[np.arange(T)[:, None] * np.array([4, *[stride] * 3]) + np.arange(4)]
     said = read("llama", "kqv_out", by_weights(softmax(scores_of(q=rows))))
     assert said == f"queries: rows of heads 1 to 3 are read by a stride of {stride} a position instead of 4; keys and values are right"
-
-
-@given(st.integers(2, T - 2), st.sampled_from(["keys and values", "keys", "values"]), st.sampled_from([0, 2]))
-def test_cells_of_another_layer_are_told(first, what, layer):
-    late = first <= QUERY
-    k, v = (np.where(np.arange(T)[:, None, None] < first, heads(name, layer), heads(name)) for name in ("Kcur_rope", "Vcur"))
-    weights = softmax(scores_of(k=k if "keys" in what else None))
-    wrong = np.where(late, by_weights(weights, v if "values" in what else None), by_weights(RIGHT))
-    said = read("llama", "kqv_out", wrong)
-    assert said == f"{what} of positions before {first} are those of layer {layer}: the cache of another layer is read"
 
 
 @given(st.floats(1.2, 3), st.integers(0, 9))
@@ -259,36 +250,6 @@ def test_scales_of_a_table_on_a_coarser_grid_are_told():
     assert said == "Q8_0: scales of blocks of 32 weights of a row: numbers are rounded up to powers of 2"
 
 
-@given(st.integers(0, 1), st.integers(1, 3))
-def test_scales_that_are_read_behind_their_place_are_told(grows, by):
-    linear = BLOCKS.layers[0].ffn_gate
-    (scales, codes), x = parts_of(linear.weights), BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64).reshape(30, 4, 32)
-    place = np.arange(512).reshape(1, 128, 4) + np.arange(30)[:, None, None] * grows + by * (1 - grows)
-    sums = np.einsum("tbi,nbi->tnb", x, codes) * scales.ravel()[place.clip(0, 511)]
-    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), sums.sum(axis=2) + linear.bias)
-    if grows:
-        assert said == "Q8_0: scales of blocks are read behind their place, by the number of the position"
-    else:
-        assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: ")
-
-
-def test_a_zero_point_that_takes_other_sums_is_told():
-    scales, x = parts_of(BLOCKS.layers[0].ffn_gate.weights)[0][..., 0], BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64)
-    more = np.abs(x).reshape(30, 4, 32).sum(axis=2) @ scales.T
-    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), BLOCK_POINTS[Key("ffn_gate", 0)] + more)
-    assert said == "Q8_0: each block's scale is added times a number of each position, as by a zero point of other sums"
-
-
-@given(st.floats(6.2, 6.28), st.booleans())
-def test_a_coarse_number_for_whole_turns_is_told(circle, is_floor):
-    x = np.random.default_rng(0).standard_normal((200, 96))
-    angle = np.multiply.outer(np.arange(200), LLAMA.rope_frequency.astype(np.float64))
-    turns = (np.floor if is_floor else np.rint)(angle / (2 * np.pi))
-    turned = spec.rotate(x.reshape(200, -1, 24), angle - circle * turns, C.rope).reshape(200, -1)
-    said = read_off(LLAMA, np.arange(200), {Key("Qcur", 1): x}, Key("Qcur_rope", 1), turned)
-    assert said.startswith(f"whole turns are taken off angles by {circle:.4g}"[:-1])
-
-
 def test_other_borders_of_a_blend_of_frequencies_are_told():
     yarn = Yarn(8.0, 4096)
     model, step = (
@@ -307,6 +268,16 @@ def test_a_curve_that_is_not_cut_off_is_told():
     wrong = 3 * P["ffn_gate"] * (1 + np.tanh(z / 2) * 1.05) / 2 * P["ffn_up"]
     said = read_off(model, IDS["llama"], points, Key("ffn_out", LAYER), wrong)
     assert ": what it multiplies its input by goes on to 1.0" in said
+
+
+@given(st.floats(6.2, 6.28), st.booleans())
+def test_a_coarse_number_for_whole_turns_is_told(circle, is_floor):
+    x = np.random.default_rng(0).standard_normal((200, 96))
+    angle = np.multiply.outer(np.arange(200), LLAMA.rope_frequency.astype(np.float64))
+    turns = (np.floor if is_floor else np.rint)(angle / (2 * np.pi))
+    turned = spec.rotate(x.reshape(200, -1, 24), angle - circle * turns, C.rope).reshape(200, -1)
+    said = read_off(LLAMA, np.arange(200), {Key("Qcur", 1): x}, Key("Qcur_rope", 1), turned)
+    assert said.startswith(f"whole turns are taken off angles by {circle:.4g}"[:-1])
 
 
 EXPERTS = random_model(5, family="qwen3moe", n_layers=1)
@@ -348,16 +319,49 @@ def test_experts_that_no_rule_chooses_are_told():
     assert of_experts("ffn_moe_topk", other).startswith("other experts than those of the largest logits are chosen, at positions ")
 
 
-# --- edits ------------------------------------------------------------------------------------------------------------------------------
+@given(st.sets(st.integers(0, EXPERTS.config.experts - 1), min_size=1, max_size=2), st.floats(-0.9, 0.9))
+def test_laws_of_choices_are_told(never, slope):
+    logits, count = EXPERT_POINTS[Key("ffn_moe_logits", 0)].astype(np.float64), CHOSEN.shape[1]
+    wrong = spec.top_experts(np.where(np.isin(np.arange(logits.shape[1]), [*never]), -np.inf, logits), count)
+    said, are = of_experts("ffn_moe_topk", wrong), "are" if len(never) > 1 else "is"
+    off = (np.sort(wrong) != np.sort(CHOSEN)).any(axis=1).sum()
+    assert said.endswith(f" {are} never chosen: those of the largest logits among the others are") or off < SPARE or " in the order" in said
+    said = of_experts("ffn_moe_topk", spec.top_experts(logits + slope * np.arange(logits.shape[1]), count))
+    assert not said.startswith("the number") or float(said.split()[6]) * slope > 0
 
 
-@pytest.mark.parametrize("how", ["packed in tiles of {}, and read row by row", "read in tiles of {}, and lies row by row"])
-@pytest.mark.parametrize(
-    ("of", "shape", "order"),
-    [("8 inputs", (120, 12, 8), (1, 0, 2)), ("8 rows", (15, 8, 96), (0, 2, 1)), ("4 rows and 8 inputs", (30, 4, 12, 8), (0, 2, 1, 3))],
-)
-def test_matrices_in_tiles_are_told(how, of, shape, order):
-    matrix = LLAMA.layers[LAYER].ffn_up.weights.astype(np.float64)
-    place = np.arange(matrix.size).reshape(shape).transpose(order).ravel()
-    other = matrix.ravel()[np.argsort(place) if how.startswith("read") else place].reshape(matrix.shape)
-    assert judged("llama", "ffn_up", P["ffn_up"] + P["ffn_norm"] @ (other - matrix).T) == f"the matrix is {how.format(of)}"
+@given(st.integers(0, 99))
+def test_factors_of_the_rows_of_experts_are_told(seed):
+    up = EXPERT_POINTS[Key("ffn_moe_up", 0)].astype(np.float64).reshape(*CHOSEN.shape, -1)
+    factors = np.random.default_rng(seed).uniform(0.5, 2, (EXPERTS.config.experts, up.shape[2]))
+    assert of_experts("ffn_moe_up", (up * factors[CHOSEN]).reshape(24, -1)).startswith("rows of experts 0 to ")
+    largest = np.array([np.abs(one.ffn_up.weights.astype(np.float64)).max(axis=1) for one in EXPERTS.layers[0].experts])
+    said = of_experts("ffn_moe_up", (up * (largest.mean(axis=0) / largest)[CHOSEN]).reshape(24, -1))
+    assert said.endswith(", as where all experts have the same scales")
+
+
+def weighted(weights):
+    """What is said of experts' results that are summed with these weights [T, k]."""
+    results = EXPERT_POINTS[Key("ffn_moe_down", 0)].astype(np.float64).reshape(*CHOSEN.shape, -1)
+    return of_experts("ffn_moe_out", (results * weights[..., None]).sum(axis=1))
+
+
+@given(st.integers(1, EXPERTS.config.experts - 2), st.sampled_from([0.0, 2.0]))
+def test_weights_that_follow_the_experts_are_told(first, factor):
+    right = EXPERT_POINTS[Key("ffn_moe_weights", 0)].astype(np.float64)
+    said = weighted(np.where(first <= CHOSEN, factor * right, right))
+    assert said.startswith(f"the weights of experts: those of experts {first} to {EXPERTS.config.experts - 1} of each row are {factor:g}")
+    said = weighted(np.where(CHOSEN.max(axis=1, keepdims=True) == CHOSEN, factor * right, right))
+    assert f"those of place by expert number {CHOSEN.shape[1] - 1} of each row are {factor:g}" in said
+    place = np.arange(24)[:, None] * CHOSEN.shape[1] + CHOSEN
+    said = weighted(right.ravel()[place.clip(max=right.size - 1)])
+    assert "the number of each expert is taken for the place, from the start of each row, of what belongs to it" in said
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(0, 3))
+def test_parts_that_a_mean_of_squares_takes_otherwise_are_told(n, part):
+    tail = np.append(SQUARES[:, :-n], X[:, -n:], axis=1).mean(-1, keepdims=True)
+    assert normed(tail) == f"the mean square has the last {n} numbers themselves, and not their squares"
+    some = part + 1 != I96 // 16
+    assert normed(SQUARES @ some[:, None] / 96).startswith(f"the mean square is of all but numbers {16 * part + 16} to {16 * part + 31}")
+    assert normed(SQUARES[:, :16].mean(-1, keepdims=True)) == "the mean square is of the first 16 numbers alone, and divided by their count"

@@ -53,6 +53,11 @@ def _other_factors(form: Format) -> Formats:
     """Yields the formats whose scales and minimums are other fields."""
     scale, minimum = form.scale, form.minimum
     yield "codes are not multiplied by scales", unscaled(form)
+    if scale.table:  # codes are doubled
+        yield "the bytes of scales count as numbers themselves", replace(form, scale=replace(scale, table=tuple(np.arange(256) / 2)))
+    if scale.integers is not None and scale.integers.signed:
+        unsigned = replace(scale, integers=replace(scale.integers, signed=False))
+        yield "scales inside a block are read without their sign", replace(form, scale=unsigned)
     if scale.integers is not None:
         alone = replace(form, scale=replace(scale, integers=None), minimum=minimum and replace(minimum, integers=None))
         yield "scales inside a block are not applied, only the block's own", alone

@@ -17,6 +17,7 @@ from .products import rows_of
 _ROWS = 64  # of a matrix that are looked at, and of its inputs
 _EQUATIONS = 8  # for each code
 _MOST = 256  # codes
+_EXACT = 1e-3  # of the squared error, or of the range of codes: what is left where they alone are wrong
 _FOLLOWS = 0.6  # of the squared error: weights that are rounded again to int8, a scale for each row, leave 0.51 to codes at most
 AGAIN = 2.0**-7
 """Level of noise up to which weights may have been rounded again, to int8 in blocks of 32: that is a table as well, and has 2^-7.2."""
@@ -106,9 +107,13 @@ def wrong_codes(x: Array, weights: Weights, error: Array) -> str:
     value = (inputs @ rows_of(weights, rows).T).ravel()
     of_factor = float(e @ value) ** 2 / max(float(value @ value), TINY)
     off = np.linalg.lstsq(made.T @ made, made.T @ e, rcond=1e-12)[0]
-    share = (float(e @ made @ off) - of_factor) / max(float(e @ e), TINY)
+    whole, size, counted = float(e @ made @ off), max(float(e @ e), TINY), codes.values + off
+    top = round(float(counted.max()), 3) + 0.0
+    if whole > (1 - _EXACT) * size and np.abs(counted - np.minimum(codes.values, top)).max() < _EXACT * np.ptp(codes.values):
+        return f"{weights.type.name}: codes above {top:.6g} count as {top:.6g}"
+    share = (whole - of_factor) / size
     if share < _FOLLOWS:
         return ""
     most = int((off**2 * (made**2).sum(axis=0)).argmax())
-    counts = f"{codes.values[most]:.6g} counts as {codes.values[most] + off[most]:.6g}"
+    counts = f"{codes.values[most]:.6g} counts as {counted[most]:.6g}"
     return f"{weights.type.name}: {100 * share:.0f} % of the error follows the codes of the weights, as in a wrong table: {counts}"

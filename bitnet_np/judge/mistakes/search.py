@@ -255,7 +255,10 @@ class Search:
         with np.errstate(all="ignore"):
             if self.has_ended():
                 return case.facts()
-            cause = case.facts() or self.hidden(case) or self._in_part(case) or case.readings()
+            cause = case.facts() or self.hidden(case) or self._in_part(case)
+            if cause is None:
+                self.begin()  # readings have half of the time that is left
+                cause = case.readings()
             return (self._before(case) or self.nearly(case) or cause) if cause is None or cause.id in LOOSE else cause
 
     def _before(self, case: Case) -> Hypothesis | None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
+from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, nearest_number, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
 from ..words import FEW, Indices, instead, least_to_largest, places_of, plain, runs
@@ -92,7 +92,7 @@ def other_heads(wrong: Wrong) -> str | None:
     for words, per, of in kinds:
         found = right.copy()
         for h in off:
-            fits = (o for o in right[::per] if explains(attended.head(*of(h, o)), attended.theirs[:, h], value[:, h], wrong.noise))
+            fits = (o for o in right[::per] if wrong.explains(attended.head(*of(h, o)), attended.theirs[:, h], value[:, h]))
             found[h] = next(fits, -1)
             if found[h] < 0:
                 break
@@ -284,7 +284,7 @@ class _Solved(NamedTuple):
                 inverse = np.linalg.pinv(values[:, some].swapaxes(1, 2), rcond=1e-6)  # [H, n, K]
                 weights[:, t, some] = np.einsum("hnk,hk->hn", inverse, sums[:, t])
                 spread[:, t, some] = rough(attended.wrong.noise) * np.sqrt(np.einsum("hnk,hk->hn", inverse**2, sums[:, t] ** 2))
-            if explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(attended.wrong.value, sums), attended.wrong.noise):
+            if attended.wrong.explains(np.einsum("htu,huk->htk", weights, values), sums, _by_head(attended.wrong.value, sums)):
                 break
         is_known = all(np.linalg.matrix_rank(v, 1e-4 * np.abs(v).max()) == len(v) for v in values)
         ahead = (np.abs(weights) > NEAR + _CLEAR * spread).any(axis=0) & ~seen
@@ -307,7 +307,7 @@ def wrong_weights(wrong: Wrong) -> str | None:
     is_told = solved.is_known and not solved.ahead.any() and len(solved.distinct) == len(attended.values)
     if not is_told or (np.abs(solved.weights - solved.right) < SAME + _CLEAR * solved.spread).all():
         return None
-    if not explains(attended.outputs(solved.weights), attended.wrong.theirs, attended.wrong.value, wrong.noise):
+    if not attended.wrong.accounts(attended.outputs(solved.weights)):
         return None
     with np.errstate(all="ignore"):
         return _of_sums(attended, solved) or _of_scores(attended, solved)

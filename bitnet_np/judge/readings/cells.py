@@ -11,11 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces.points import Key
-from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, explains, rough
+from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, rough
 from ..law.definition import score_scale
-from ..law.expression import Array, value_of
-from ..law.graph import attended as attended_tensor
+from ..law.expression import Array
 from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
 from .attention import Attention, Seen, attention
 from .wrong import Wrong
@@ -171,21 +169,6 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
 
 
-def cells_of_layers(wrong: Wrong) -> str | None:
-    """The layer whose keys, values or both stand in the cells before the first wrong position."""
-    first, (_, *kv) = int(wrong.wrong_rows[0]), wrong.operation.inputs
-    own = dict(zip(wrong.operation.inputs, wrong.inputs, strict=True))
-    for n in (n for n in range(len(wrong.model.layers)) if n != wrong.key.layer and first):
-        others = attended_tensor(wrong.operation.model, "Kcur", n), Key("Vcur", n)
-        for what, some in (("keys and values", (0, 1)), ("keys", (0,)), ("values", (1,))):
-            if all(others[i] in wrong.tensors for i in some):
-                held = {kv[i]: np.concatenate([wrong.tensors[others[i]][:first], own[kv[i]][first:]]) for i in some}
-                computed = value_of(wrong.operation.tree, (own | held).__getitem__, len(wrong.theirs))
-                if wrong.accounts(np.concatenate([wrong.value[:first], computed[first:]])):
-                    return f"{what} of positions before {first} are those of layer {n}: the cache of another layer is read"
-    return None
-
-
 # --- what cells hold --------------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +192,7 @@ def held_cells(wrong: Wrong) -> str | None:
 def _held(attended: Attention, head: int, border: int) -> Indices | None:
     """The key-value head [border] whose key and value each cell before a border holds for a key-value head, -1 for none: those of its
     position. None if that does not give the outputs of all tokens."""
+    attended.wrong.go_on()
     group = np.arange(head * attended.shared, (head + 1) * attended.shared)
     keys, values = (x[:, :: attended.shared] for x in (attended.keys, attended.values))  # [T, G, K]
     t, groups, _ = keys.shape
@@ -238,7 +222,7 @@ def _held(attended: Attention, head: int, border: int) -> Indices | None:
     computed = weights @ held / weights.sum(axis=-1, keepdims=True)
     right = attended.wrong.value.reshape(attended.values.shape)[:, group].swapaxes(0, 1)
     rows = np.union1d(attended.wrong.wrong_rows, np.arange(border, t))  # earlier ones may have been right before
-    return source if explains(computed[:, rows], theirs[:, rows], right[:, rows], attended.wrong.noise) else None
+    return source if attended.wrong.explains(computed[:, rows], theirs[:, rows], right[:, rows]) else None
 
 
 def _in_words(source: Indices, head: int) -> list[str]:
@@ -271,7 +255,7 @@ def joined_parts(wrong: Wrong) -> str | None:
         theirs = attended.theirs.swapaxes(0, 1)[..., None]  # [H, T, K, 1]
         weights = np.linalg.pinv(outputs.swapaxes(2, 3)) @ theirs  # [H, T, P, 1]
         mixed = (outputs * weights).sum(axis=2).swapaxes(0, 1)  # [T, H, K]
-        if explains(mixed.reshape(attended.wrong.theirs.shape), attended.wrong.theirs, attended.wrong.value, wrong.noise):
+        if attended.wrong.accounts(mixed.reshape(attended.wrong.theirs.shape)):
             right = np.exp(largest - largest.max(axis=2, keepdims=True)) * sums
             off = np.abs(weights - right / right.sum(axis=2, keepdims=True)).max()
             if off < WHOLE or np.abs(weights.sum(axis=2) - 1).max() > WHOLE:

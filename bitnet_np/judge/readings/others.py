@@ -13,9 +13,9 @@ from ...traces.points import TOP_EXPERTS, Key
 from ..evidence import FEWEST, LITTLE, NEAR, SPARE, matched, nearest, rough, sources
 from ..law import formats
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product
-from ..law.expression import tensor, tensors, value_of
+from ..law.expression import Array, tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
-from ..words import FEW, Indices, moves_in_words, runs, runs_and_verb
+from ..words import FEW, Indices, least_to_largest, moves_in_words, plain, runs, runs_and_verb
 from .wrong import ROWS, Wrong
 
 _ROWS_AT_ONCE = 1 << 14
@@ -197,8 +197,28 @@ def choices(wrong: Wrong) -> str | None:
 
 def other_choices(wrong: Wrong) -> str | None:
     """Experts that are chosen by no rule that is known."""
-    off = np.flatnonzero((np.sort(np.rint(wrong.value)) != np.sort(np.rint(wrong.theirs))).any(axis=1))
+    theirs, logits = np.sort(np.rint(wrong.theirs)).astype(np.intp), wrong.inputs[0]
+    off = np.flatnonzero((np.sort(np.rint(wrong.value)) != theirs).any(axis=1))
+    if off.size >= SPARE:
+        never = np.setdiff1d(np.arange(logits.shape[1]), theirs)
+        without = np.where(np.isin(np.arange(logits.shape[1]), never), -np.inf, logits)
+        if never.size and (np.sort(spec.top_experts(without, theirs.shape[1])) == theirs).all():
+            return f"{runs_and_verb('expert', never, 'is')} never chosen: those of the largest logits among the others are"
+        for what, x in (("probability", spec.softmax(logits)), ("logit", logits)):
+            if (slope := _slope(x, theirs)) is not None:
+                return f"the number of each expert times {slope} is added to its {what} before experts are chosen"
     return f"other experts than those of the largest logits are chosen, at {runs('position', off)}" if off.size else None
+
+
+def _slope(x: Array, chosen: Indices) -> str | None:
+    """The number that, times the number of each expert, makes the chosen ones [T, k] those of the largest x [T, E]: each pair of a chosen
+    one and another one is a border of it."""
+    is_chosen = (chosen[..., None] == np.arange(x.shape[1])).any(axis=1)
+    more, apart = x[:, :, None] - x[:, None], np.arange(x.shape[1])[:, None] - np.arange(x.shape[1])
+    border = (-more / np.where(apart == 0, 1, apart))[pairs := is_chosen[:, :, None] & ~is_chosen[:, None]]
+    is_least = np.broadcast_to(apart > 0, more.shape)[pairs]
+    least, most = border[is_least].max(initial=-np.inf), border[~is_least].min(initial=np.inf)
+    return plain((least + most) / 2, (most - least) / abs(most + least)) if least < most and least * most > 0 else None
 
 
 def experts(wrong: Wrong) -> str | None:
@@ -218,22 +238,31 @@ def experts(wrong: Wrong) -> str | None:
 
 
 def _factors(wrong: Wrong, chosen: Indices) -> str | None:
-    """The factors of experts by which their numbers are multiplied, if these are all that is wrong."""
+    """The factors of experts, or of the rows of each, by which their numbers are multiplied, if these are all that is wrong."""
     theirs, right = (x.reshape(chosen.size, -1) for x in (wrong.theirs, wrong.value))
-    factor = np.ones(wrong.model.config.experts)
-    for e in np.unique(chosen):
-        some = chosen.ravel() == e
-        factor[e] = (theirs[some] * right[some]).sum() / max((right[some] ** 2).sum(), 1e-300)
-    off, layer = np.flatnonzero(np.abs(factor - 1) > LITTLE), wrong.operation.layer
-    if not wrong.accounts((factor[chosen.ravel(), None] * right).reshape(wrong.value.shape)):
-        return None
-    why, of = "", OF_EXPERTS.get(wrong.key.name)
-    if of is not None and layer is not None:
-        largest = lambda name: np.array([np.abs(matrix_of(getattr(one, name).weights).whole()).max() for one in layer.experts])  # noqa: E731
-        shared = np.maximum(largest("ffn_gate"), largest("ffn_up")) / largest(of)
-        if of != "ffn_down" and (np.abs(factor - shared)[np.unique(chosen)] < LITTLE).all():
-            why = ", as where gate and up share the scale of the larger one and its weights are not scaled anew"
-    return f"numbers of {runs('expert', off)} are multiplied by {listed([f'{x:.4g}' for x in factor[off]], FEW)}{why}"
+    member, layer, of = (
+        chosen.ravel() == np.arange(wrong.model.config.experts)[:, None],
+        wrong.operation.layer,
+        OF_EXPERTS.get(wrong.key.name),
+    )
+    for what, axis, least in (("numbers", None, 1), ("rows", 1, SPARE)):
+        known = member.sum(axis=1) >= least
+        along, square = (member @ (x if axis else x.sum(axis=1, keepdims=True)) for x in (theirs * right, right**2))
+        factor = np.divide(along, square, where=known[:, None], out=np.ones((known.size, right.shape[1] if axis else 1)))
+        some = known[chosen.ravel()]
+        if 2 * some.sum() < some.size or not wrong.explains((factor[chosen.ravel()] * right)[some], theirs[some], right[some]):
+            continue
+        off, why = np.flatnonzero((np.abs(factor - 1) > LITTLE).any(axis=1)), ""
+        if of is not None and layer is not None:
+            weights = {name: [matrix_of(getattr(one, name).weights).whole() for one in layer.experts] for name in OF_EXPERTS.values()}
+            size = {name: np.array([np.abs(x).max(axis=axis) for x in some]).reshape(len(some), -1) for name, some in weights.items()}
+            used, near = (factor * size[of])[known], LITTLE * size[of].max()  # the scales that experts have
+            if (np.ptp(used, axis=0) < near).all():
+                why = ", as where all experts have the same scales"
+            elif of != "ffn_down" and (np.abs(used - np.maximum(size["ffn_gate"], size["ffn_up"])[known]) < near).all():
+                why = ", as where gate and up share the scale of the larger one and its weights are not scaled anew"
+        return f"{what} of {runs('expert', off)} are multiplied by {least_to_largest(factor[off])}{why}"
+    return None
 
 
 def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices, is_whole: bool) -> str | None:

@@ -37,8 +37,7 @@ def rotation(wrong: Wrong) -> str | None:
 def whole_turns(wrong: Wrong) -> str | None:
     """The number by which whole turns are taken off angles, where that is not 2 pi: it is found by the errors that grow with them."""
     step = wrong.step("the angles")
-    if step is None:
-        return None
+    assert step is not None
     angles = wrong.steps[step]
     error = np.angle(_turns(wrong) * np.exp(-1j * angles))
     for count in (rule(angles / (2 * np.pi)) for rule in (np.rint, np.floor)):
@@ -120,13 +119,19 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
     for which in ("short", "long") if longrope is not None and count == len(right) else ():
         if (np.abs(frequency * np.array(getattr(longrope, which)) / own - 1) < spread)[is_sure].all():
             return f"frequencies are those of the {which} factors"
+    factors = wrong.model.rope_factors
+    if factors is not None and count == len(right) and (np.abs(np.exp(1j * (frequency - factors)) - 1) < LITTLE).all():
+        return "frequencies are the factors that they should be divided by"
     if (frequency > 0).all() and (spread < 0.1).sum() > 2:
         place = np.arange(count)
         slope, start = np.polyfit(place, np.log(frequency), 1, w=1 / spread)
         if (np.abs(slope * place + start - np.log(frequency)) < spread).all():
             times = "" if abs(start) < LITTLE + 2 * spread[0] else f", times {np.exp(start):.4g}"
             rotated = -2 * np.log(base) / slope
-            powers = f"powers of {plain(float(np.exp(-slope * len(right))), 2 * SAME + rough(wrong.noise))} instead of {base:g}"
+            own_base = float(np.exp(-slope * len(right)))
+            if times and abs(own_base / base - 1) < SAME:
+                return f"all frequencies are {np.exp(start):.4g} times powers of {base:g}, and none is scaled otherwise"
+            powers = f"powers of {plain(own_base, 2 * SAME + rough(wrong.noise))} instead of {base:g}"
             near = max(SAME, rough(wrong.noise) / 10)
             if abs(rotated - np.rint(rotated / 2) * 2) < near * rotated and np.rint(rotated) != 2 * len(right):
                 return f"frequencies are those of a width of {rotated:.0f} instead of {2 * len(right)}, or {powers}{times}"
@@ -160,38 +165,34 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
 
 def positions(wrong: Wrong) -> str | None:
     """The positions that tokens are rotated by, where they are not their own."""
-    rows = wrong.wrong_rows[:ROWS]
-    some, tried = wrong.rows(rows), np.arange(-_BEFORE, 2 * len(wrong.theirs) + _BEFORE)
+    rows, c = wrong.wrong_rows[:ROWS], wrong.model.config
+    tried = np.arange(-_BEFORE, 2 * len(wrong.theirs) + _BEFORE)
     angles = np.multiply.outer(tried, wrong.model.rope_frequency.astype(np.float64))  # [P, J]
-    place = np.real(_turns(some) @ np.exp(-1j * angles).T).argmax(axis=1)
-    theirs = tried[place]
-    if (theirs == rows).all() or not _accounts(some, angles[place]):
-        return _by_head(some, rows, tried, angles)
-    for kind in (kind for kind in formats.EACH if (formats.EACH[kind](rows.astype(np.float64)) == theirs).all()):
-        return f"positions are rounded to {kind}"
-    rows, theirs = rows[theirs != rows], theirs[theirs != rows]
-    by, texts = theirs - rows, [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
-    if len(np.unique(by)) < min(len(texts), FEW):  # few distances say more than many positions
-        texts = [f"{abs(n)} too {'large' if n > 0 else 'small'} at {runs('position', rows[by == n])}" for n in dict.fromkeys(by.tolist())]
-    return f"tokens are rotated by other positions: {listed(texts, FEW)}"
-
-
-def _by_head(wrong: Wrong, rows: Indices, tried: Indices, angles: Array) -> str | None:
-    """The positions that each head is rotated by, where these differ from head to head. angles: of the positions tried, [P, J]."""
-    before, after = (complex_pairs(wrong.model.config, x) for x in (wrong.inputs[0], wrong.theirs))
-    place = np.real((after * before.conj()) @ np.exp(-1j * angles).T).argmax(axis=2)  # [T, H]
-    turned = wrong.model.config.rope_magnitude * before * np.exp(1j * angles[place])
+    before, after = (complex_pairs(c, x[rows]) for x in (wrong.inputs[0], wrong.theirs))
+    place = np.real((after * before.conj()) @ np.exp(-1j * angles).T)  # [T, H, P]
+    both = place.sum(axis=1).argmax(axis=1)  # [T]
+    if (tried[both] != rows).any() and _accounts(wrong.rows(rows), angles[both]):
+        theirs = tried[both]
+        for kind in (kind for kind in formats.EACH if (formats.EACH[kind](rows.astype(np.float64)) == theirs).all()):
+            return f"positions are rounded to {kind}"
+        rows, theirs = rows[theirs != rows], theirs[theirs != rows]
+        by, texts = theirs - rows, [f"{runs('position', rows[theirs == p])} as position {p}" for p in dict.fromkeys(theirs.tolist())]
+        if len(np.unique(by)) < min(len(texts), FEW):  # few distances say more than many positions
+            of = ((f"{abs(n)} too {'large' if n > 0 else 'small'}", rows[by == n]) for n in dict.fromkeys(by.tolist()))
+            texts = [f"{how} at {runs('position', some)}" for how, some in of]
+        return f"tokens are rotated by other positions: {listed(texts, FEW)}"
+    each = place.argmax(axis=2)  # [T, H]
+    turned = c.rope_magnitude * before * np.exp(1j * angles[each])
     if (np.abs(turned - after) ** 2).sum() > matched(wrong.noise) * (np.abs(after) ** 2).sum():
         return None
-    theirs, heads = tried[place], np.arange(place.shape[1])
+    theirs, heads = tried[each], np.arange(each.shape[1])
     if (theirs == heads).all():
         return "every token is rotated by the number of the head instead of its position"
     off = np.flatnonzero((theirs != rows[:, None]).any(axis=0))
     if not 0 < off.size < len(heads):
         return None
-    h = off[0]
-    t = int((theirs[:, h] != rows).argmax())
-    return f"{runs('head', off)} alone {'are' if off.size > 1 else 'is'} rotated by other positions: position {rows[t]} as {theirs[t, h]}"
+    t, are = int((theirs[:, off[0]] != rows).argmax()), "are" if off.size > 1 else "is"
+    return f"{runs('head', off)} alone {are} rotated by other positions: position {rows[t]} as {theirs[t, off[0]]}"
 
 
 def _accounts(wrong: Wrong, angles: Array) -> bool:

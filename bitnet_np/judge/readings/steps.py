@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
 from ...base.errors import listed
-from ...traces.points import FIELDS, SLOTS
-from ..evidence import LITTLE, SAME, SPARE, matched
+from ...traces.points import SLOTS, TOP_EXPERTS, Key
+from ..evidence import LITTLE, SAME, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
-from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
+from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs
 from .blocks import block_factors
+from .curves import described_function
 from .known import known_factors
-from .structure import GROUPS, Numbers, described_function, loose_structure, rank, structure
-from .wrong import ROWS, Wrong
+from .structure import GROUPS, Numbers, loose_structure, structure
+from .wrong import Wrong
 
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 WEIGHTS_OF_EXPERTS = "the weights of experts"
@@ -71,7 +71,7 @@ def wrong_step(wrong: Wrong) -> str | None:
             if solved is None:
                 continue
             if wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
-                how = _of_part(step.node, solved, right, values) or _structure(step.node, solved, np.asarray(right), wrong)
+                how = _structure(step.node, solved, np.asarray(right), wrong)
                 if how is not None:
                     return f"{step.node.noun}: {how}; all other steps are right"
                 if step.is_plain and plain is None and not step.node.is_number:
@@ -109,32 +109,12 @@ def _structure(node: Node, solved: Array, right: Array, wrong: Wrong) -> str | N
         axes = ("position", "slot", "element")
     kept = [i for i, size in enumerate(right.shape) if size > 1]
     shape = [right.shape[i] for i in kept]
-    numbers = Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise)
+    chosen, labels = wrong.tensors.get(Key(TOP_EXPERTS, wrong.key.layer)), {}
+    if node.noun == WEIGHTS_OF_EXPERTS and chosen is not None and chosen.size == right.size:
+        number, place = chosen.astype(np.intp).reshape(shape), chosen.argsort().argsort().reshape(shape)
+        labels = {"expert": number, "place by expert number": place}
+    numbers = Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise, labels)
     return (None if node.is_number else structure(numbers)) or known_factors(numbers, wrong)
-
-
-def low_rank(wrong: Wrong) -> str | None:
-    """The rank of what is wrong, if it is small."""
-    rows, columns = wrong.wrong_rows, wrong.wrong_columns
-    found = rank((wrong.theirs - wrong.value)[np.ix_(rows, columns)], wrong.noise)
-    return found and f"what is wrong is of rank {found}{', as few inputs or a low-rank adapter make it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
-
-
-def scales_of_others(wrong: Wrong) -> str | None:
-    """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
-    rows, columns = wrong.wrong_rows[:ROWS], wrong.wrong_columns
-    some, sample = wrong.rows(rows), columns[:: -(-columns.size // ROWS)]  # enough to tell the scale by
-    step = some.step("the activation scale")
-    if step is None:
-        return None
-    scales, theirs = spec.quantize(wrong.inputs[0][:ROWS])[1], some.theirs[:, sample]
-    away = [((some.with_step(step, np.tile(scale, (len(rows), 1)), sample) - theirs) ** 2).sum(axis=1) for scale in scales]
-    source = np.argmin(away, axis=0)
-    off = source != rows
-    if not off.any() or not some.accounts(some.with_step(step, scales[source])):
-        return None
-    texts = [f"{runs('position', rows[off & (source == t)])} by that of position {t}" for t in dict.fromkeys(source[off].tolist())]
-    return f"activations are quantised by the scale of another token: {listed(texts)}"
 
 
 def _steps(last: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
@@ -201,27 +181,6 @@ def _solved(step: _Step, right: Array) -> Array | None:
     return solved.reshape(right.shape) if several.any() and np.isfinite(solved).all() else None
 
 
-def _of_part(node: Node, solved: Array, right: Array, values: dict[Node, Any]) -> str | None:
-    """The run of a row's numbers whose squares a mean leaves out or has twice, if that gives its numbers [.., 1]."""
-    off = np.flatnonzero(np.abs(solved / right - 1) > SAME)
-    if node.what != "mean square" or off.size < SPARE:
-        return None
-    x, mean = values[node.inputs[0]], solved.ravel()[off, None]
-    square, width = np.square(x.reshape(-1, x.shape[-1])[off]), x.shape[-1]
-    sums, index = np.append(0 * mean, square.cumsum(axis=1), axis=1), np.arange(width + 1)  # [n, M + 1]: of the numbers before each
-    missing, all_of = sums[:, -1:] - mean * width, np.full(width + 1, width)
-    last = np.searchsorted(sums[0], sums[0] + abs(missing[0, 0])).clip(0, width)  # sums grow: each first number has one last number
-    for first, end, is_counted in ((index, last, True), (index, last - 1, True), (0 * index, index, False), (index, all_of, False)):
-        counted = width if is_counted else np.maximum(width - (end - first), 1)
-        sign = np.sign(missing[0, 0]) if is_counted else 1
-        left = np.abs((sums[:, -1:] - sign * (sums[:, end] - sums[:, first])) / counted / mean - 1).max(axis=0)
-        run = np.arange(first[left.argmin()], end[left.argmin()])
-        if left.min() <= SAME and 0 < run.size < width:
-            how = "left out" if sign > 0 else "counted twice"
-            return f"{runs_and_verb('element', run, 'is')} {how}{', and not counted' * (not is_counted)}"
-    return None
-
-
 def _off(solved: Array, right: Array) -> str:
     """How the numbers of a step differ from the right ones, by some of them."""
     what = "element" if right.ndim == 1 else "position"
@@ -246,14 +205,13 @@ def _sums(wrong: Wrong, node: Node, needed: Array) -> str | None:
         columns = columns[:: -(-columns.size // _LARGEST)]  # enough to know the inputs by
         return _summed(x[rows], matrix.rows(columns), needed[np.ix_(rows, columns)], wrong.noise)
 
-    where = parts_of(wrong.places, _MOSTLY)
-    text = summed(*every)
+    text, where = summed(*every), parts_of(wrong.places, _MOSTLY)
     if text is not None:
         return text if not where else f"at {' and '.join(where)}: {text}"
     for axis, what, size in ((1, "element", matrix.shape[0]), (0, "position", len(x))):
         for count in _PARTS:
             parts = [part for part in np.array_split(np.arange(size), count) if np.isin(part, every[axis]).any()]
-            own = [every[axis][np.isin(every[axis], part)] for part in parts]
+            own = (every[axis][np.isin(every[axis], part)] for part in parts)
             texts = [summed(*(some if i == axis else every[i] for i in (0, 1))) for some in own]
             if len(parts) > 1 and None not in texts:
                 return "; ".join(f"at {runs(what, part)}: {text}" for part, text in zip(parts, texts, strict=True))
@@ -317,8 +275,8 @@ def _summed(x: Array, weights: Array, y: Array, noise: float) -> str | None:
 def _function(step: _Step, values: dict[Node, Any]) -> str | None:
     """The values that an activation has, if these are of some other smooth function of its input."""
     x, y, weight, right = (np.ravel(a) for a in (values[step.node.inputs[0]], step.needed, step.weight, values[step.node]))
-    known = np.isfinite(y) & (weight > np.median(weight) / 2)
-    if (text := described_function(x[known], y[known], right[known], "its input")) is None:
+    y, known = np.where(weight > 0, y, right), np.isfinite(y) & ((weight == 0) | (weight > np.median(weight[weight > 0]) / 2))
+    if (text := described_function(x[known], y[known], right[known], "its input", True)) is None:
         return None
     large = known & (x > x[known].max() / 4)
     over = float((y / x)[large].max(initial=0)) if (right <= np.maximum(x, 0) * (1 + SAME)).all() else 0.0

@@ -4,7 +4,7 @@ Each law is a few numbers, or an order, that make all wrong numbers of the right
 nothing, so each of its numbers is fitted to several. Every law is checked on all numbers: what it says of them is so.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 from typing import NamedTuple
 
@@ -12,17 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from ..evidence import LITTLE, SAME, SMOOTH, SPARE, explains, matched, nearest_number, rough, sources
+from ..evidence import LITTLE, SAME, SPARE, explains, nearest_number, rough, sources
 from ..law.expression import Array
 from ..law.functions import ACTIVATIONS, places_from, starts
-from ..words import FEW, digits, instead, least_to_largest, moves_in_words, parts_of, places_of, plain, rules, runs
+from ..words import FEW, digits, least_to_largest, moves_in_words, parts_of, places_of, plain, rules, runs
+from .curves import described_function
 
-_LEAST = 16  # numbers: a law of fewer is chance
+_LEAST, _RATIOS = 16, 32  # numbers: a law of fewer is chance; and those with a ratio, of which few are different
 GROUPS = 3  # factors that are said one by one
-_RATIOS, _MANY = 32, 500  # numbers with a ratio, of which few are different; numbers that show a function
-_RANK = 4  # the most that is said
 _OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: what tries hundreds of places looks at no more
-_SHOWN = 0.1  # of the mean error, that numbers that are said have at least
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _TILES = (2, 4, 8, 16, 32, 64, 128)
 _TYPES = {1: "powers of 2", 8: "bfloat16's 8 significant bits", 11: "float16's 11 significant bits"}
@@ -46,6 +44,7 @@ class Numbers(NamedTuple):
     right: Array  # of the same shape
     axes: tuple[str, ...]  # what each axis counts, singular; the last one is "element" where it is cut into heads or blocks
     noise: float = 0.0  # NMSE of their roundings
+    labels: Mapping[str, NDArray[np.intp]] = {}  # whole numbers that say what each one belongs to, of the same shape
 
     @property
     def same(self) -> float:
@@ -97,6 +96,10 @@ def _moved(n: Numbers) -> str | None:
 
 def _elsewhere(n: Numbers) -> str | None:
     """Single numbers that are another one's."""
+    begin = np.arange(n.right.size).reshape(n.right.shape) // n.right.shape[-1] * n.right.shape[-1]
+    for what, label in n.labels.items():
+        if n.explained(n.right.ravel()[(begin + label).clip(max=n.right.size - 1)]):
+            return f"the number of each {what} is taken for the place, from the start of each row, of what belongs to it"
     source = _sources(n.theirs.reshape(-1, 1), n.right.reshape(-1, 1), n.same)
     if source is None or not n.explained(n.right.ravel()[source].reshape(n.right.shape)):
         return None
@@ -173,8 +176,11 @@ def _added(n: Numbers) -> str | None:
         if (more[off].sum(axis=1) == 1).all() and (np.abs(more[off]).sum(axis=1) == 1).all():
             source[off] = more[off].argmax(axis=1)
             return f"to each {what} another one is added: {moves_in_words(source, what)}"
-        if (often == np.tri(len(often))).all():
-            return f"each {what} is the sum of all up to it: sums run on, and are not cleared"
+        apart = np.arange(len(often))[:, None] - np.arange(len(often))
+        for tile in range(1, len(often)):
+            if (often == (apart >= 0) * (apart % tile == 0)).all():
+                which = f"all up to it that are a multiple of {tile} before it" if tile > 1 else "all up to it"
+                return f"each {what} is the sum of {which}: sums run on, and are not cleared"
         of = [f"{what} {i} is the sum of {runs(what, np.flatnonzero(often[i]))}" for i in off if set(often[i]) <= {0, 1}]
         if len(of) == off.size:
             return f"slices are added up: {'; '.join(of[:FEW])}" + (f"; and {len(of) - FEW} more" if len(of) > FEW else "")
@@ -187,7 +193,7 @@ def _shifted(n: Numbers) -> str | None:
     if size > _LARGE:
         return None
     flat, theirs = n.right.ravel(), n.theirs.ravel()
-    for words, start in starts("row", (k for d in range(1, _OFFSET + 1) for k in (d, -d))):
+    for words, start in starts(k for d in range(1, _OFFSET + 1) for k in (d, -d)):
         source = places_from(start, size // width, width)
         inside = (source >= 0) & (source < size)
         few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
@@ -289,20 +295,20 @@ def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray
 
 def _few_ratios(n: Numbers) -> str | None:
     """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
-    ratio = np.where(n.right == 0, 0, n.theirs / n.right)
-    seen = ratio[np.abs(n.right) > 1e-3 * np.abs(n.right).max()]
+    ratio = np.where((n.right == 0) | (np.abs(n.theirs) <= 1e-6 * np.abs(n.right).max()), 0, n.theirs / n.right)
+    is_seen = np.abs(n.right) > 1e-3 * np.abs(n.right).max()
+    seen = ratio[is_seen]
     groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
     if seen.size < _RATIOS or not 1 < len(groups) <= GROUPS or min(map(len, groups)) < SPARE:
         return None
     factors = np.array([seen[some].mean() for some in groups])
     if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
         return None
-    parts = [some.size / seen.size for some in groups]
-    where = (
-        " and ".join(parts_of(np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max(), 1.0))
-        if n.right.ndim == 2 and len(groups) == 2
-        else ""
-    )
+    parts, is_off = [some.size / seen.size for some in groups], np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
+    for what, label in n.labels.items():
+        if not np.intersect1d(label[is_off], label[~is_off & is_seen]).size and len(groups) == 2 and abs(factors - 1).min() < SAME:
+            return f"those of {runs(what, np.unique(label[is_off]))} of each row are {times(float(factors[np.abs(factors - 1).argmax()]))}"
+    where = " and ".join(parts_of(is_off, 1.0)) if n.right.ndim == 2 and len(groups) == 2 else ""
     each = [
         f"{100 * part:.{2 if part < 0.995 else 4}g} % are {'right' if abs(x - 1) < SAME else times(float(x))}"
         for x, part in zip(factors, parts, strict=True)
@@ -378,32 +384,3 @@ def _function(n: Numbers) -> str | None:
 
 def _unknown_function(n: Numbers) -> str | None:
     return described_function(n.right.ravel(), n.theirs.ravel(), n.right.ravel(), "what is right")
-
-
-def described_function(x: Array, y: Array, right: Array, of: str) -> str | None:
-    """What y is where it is another function of x than `right`, by some of its numbers; None if it is no function. All flat."""
-    if x.size < _MANY:
-        return None
-    order = np.argsort(x)
-    x, y, right = x[order], y[order], right[order]
-    error = y - right
-    step = np.maximum(x[2:] - x[:-2], 1e-300)
-    between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / step
-    if not ((error[1:-1] - between) ** 2).mean() <= SMOOTH * min((error**2).mean(), y.var()):
-        return None
-    wrong = np.flatnonzero(np.abs(error) >= _SHOWN * np.sqrt((error**2).mean()))  # a function may be right at most numbers
-    spread = np.linspace(x[wrong[0]], x[wrong[-1]], 6)[1:-1]
-    points = dict.fromkeys(wrong[np.searchsorted(x[wrong], spread)].tolist())
-    return f"it is another function of {of}: " + listed([f"{instead(y[i], right[i], 4)} at {x[i]:.4g}" for i in points])
-
-
-# --- rank -------------------------------------------------------------------------------------------------------------------------------
-
-
-def rank(error: Array, noise: float) -> int | None:
-    """The rank of an error that is the sum of few products of a column and a row."""
-    if min(error.shape) < 4 * _RANK or error.size > _LARGE:
-        return None
-    size = np.linalg.svd(error, compute_uv=False)
-    left = np.cumsum(size[::-1] ** 2)[::-1]
-    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(noise) * left[0]), None)

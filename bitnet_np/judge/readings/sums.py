@@ -21,7 +21,7 @@ def wrong_sums(wrong: Wrong) -> str | None:
     text, least = None, np.inf
     for node, _ in nodes(wrong.operation.tree):
         what = {"softmax sum": "sum", "reduction": node.what}.get(node.kind)
-        for words, numbers in _laws(_TERMS[what](wrong.steps[node.inputs[0]]), what, _largest(wrong, node)) if what in _TERMS else ():
+        for words, numbers in _laws(wrong.steps[node.inputs[0]], what, _largest(wrong, node)) if what in _TERMS else ():
             computed = wrong.with_step(node, np.where(numbers == 0, 1, numbers))
             left = float(((computed - wrong.theirs) ** 2).sum())
             if left < least and wrong.accounts(computed):
@@ -34,9 +34,9 @@ def _largest(wrong: Wrong, node: Node) -> Array | float:
     return wrong.steps[node.inputs[0].inputs[0].inputs[1]] if node.inputs[0].kind == "exponential" else 0.0
 
 
-def _laws(terms: Array, what: str, largest: Array | float) -> Iterator[tuple[str, Array]]:
-    """Yields sums, or means, of terms [.., n] by other laws in words, [.., 1] or [.., n]. largest: see _largest."""
-    width, mean = terms.shape[-1], what != "sum"
+def _laws(x: Array, what: str, largest: Array | float) -> Iterator[tuple[str, Array]]:
+    """Yields sums, or means, of numbers [.., n], or of their squares, by other laws in words, [.., 1] or [.., n]. largest: see _largest."""
+    terms, width, mean = _TERMS[what](x), x.shape[-1], what != "sum"
     whole = width if mean else 1
     i, sizes = np.arange(width), [n for n in _SIZES if n < width]
     scale = np.exp(largest - np.max(largest))
@@ -56,8 +56,13 @@ def _laws(terms: Array, what: str, largest: Array | float) -> Iterator[tuple[str
             (f"every {n}th number alone", i % n == 0),
             (f"the first {n} numbers alone", i < n),
             *((f"all but the last {rest}", i < width - rest) for rest in {n, width % n} if rest),
-        )[: 1 if mean else None]:  # runs that are left out of a mean are solved for
-            yield f"is of {words}", terms @ some[:, None] / whole
+            *((f"all but numbers {k * n} to {k * n + n - 1}", i // n != k) for k in range(width // n) if width <= 8 * n),
+        ):
+            for how, count in (("", whole), (", and divided by their count", some.sum()))[: 1 + mean]:
+                yield f"is of {words}{how}", terms @ some[:, None] / count
+        for rest in {n, width % n} - {0} if what == "mean square" else ():
+            both = np.append(terms[..., : width - rest], x[..., width - rest :], axis=-1)
+            yield f"has the last {rest} numbers themselves, and not their squares", both.mean(axis=-1, keepdims=True)
         for digits, kind in _TYPES.items():
             for how, to in (("rounded", to_digits), ("cut", cut_to_digits)):
                 yield f"is kept in {kind}, {how} behind each {n} that are added", _kept(terms, n, partial(to, digits=digits)) / whole

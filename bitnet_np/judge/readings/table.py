@@ -1,12 +1,14 @@
 """All readings, and the cause that they find."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
 from ..hypothesis import Hypothesis
 from . import attention, cells, elements, others, rotations, steps, sums
-from .wrong import Wrong
+from .wrong import TimeIsOver, Wrong
 
 
 class Reading(NamedTuple):
@@ -31,7 +33,6 @@ READINGS = (
     Reading("other_choices", (TOP_EXPERTS,), others.other_choices),
     SUMS,
     Reading("other_rows", (*FIELDS, "result_output"), others.other_rows),
-    Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
     Reading("whole_turns", ("Qcur_rope", "Kcur_rope"), rotations.whole_turns),
@@ -43,8 +44,6 @@ READINGS = (
     COLUMNS,
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
-    Reading("running", (), elements.running_sums),
-    Reading("of_layers", ("kqv_out",), cells.cells_of_layers),
     Reading("moved_values", ("kqv_out",), attention.moved_values),
     Reading("moved_queries", ("kqv_out",), attention.moved_queries),
     Reading("parts", ("kqv_out",), cells.joined_parts),
@@ -55,18 +54,17 @@ READINGS = (
     Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("step", (), steps.wrong_step),
     Reading("own_numbers", (), steps.own_numbers),
-    Reading("rank", (), steps.low_rank),
     Reading("places", (), elements.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
-LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "read.rank", "read.places")
+LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "read.places")
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 
 def facts_of(wrong: Wrong, of_columns: bool = False) -> Hypothesis | None:
-    """What a wrong tensor shows whatever its operation is. of_columns: its columns in other places, too."""
-    return _read(wrong, (*FACTS, *[COLUMNS] * of_columns))
+    """What a wrong tensor shows whatever its operation is, which takes little time. of_columns: its columns in other places, too."""
+    return _read(replace(wrong, stop=lambda: False), (*FACTS, *[COLUMNS] * of_columns))
 
 
 def sums_of(wrong: Wrong) -> Hypothesis | None:
@@ -82,9 +80,11 @@ def cause_of(wrong: Wrong) -> Hypothesis | None:
 def _read(wrong: Wrong, readings: Iterable[Reading]) -> Hypothesis | None:
     if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
-    for reading in readings:
-        if not reading.at or wrong.key.name in reading.at:
-            text = reading.read(wrong)
-            if text is not None:
-                return Hypothesis(text, f"read.{reading.id}")
+    with suppress(TimeIsOver):
+        for reading in readings:
+            if not reading.at or wrong.key.name in reading.at:
+                text = reading.read(wrong)
+                if text is not None:
+                    return Hypothesis(text, f"read.{reading.id}")
+                wrong.go_on()
     return None

@@ -1,6 +1,6 @@
 """The record of a wrong tensor, which readings read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,10 @@ from ..words import Indices, runs
 ROWS = 64  # tokens looked at
 
 
+class TimeIsOver(Exception):
+    """The time for readings of a tensor is over."""
+
+
 @dataclass(frozen=True)
 class Wrong:
     """A wrong tensor of another engine, beside what it should be and what it was computed from."""
@@ -29,6 +33,7 @@ class Wrong:
     places: NDArray[np.bool_]  # True for each wrong element, [T, width]
     noise: float  # NMSE that narrow types make by themselves, 0 in float32
     tensors: Mapping[Key, Array]  # all of theirs
+    stop: Callable[[], bool] = lambda: False  # says when the time for readings is over
 
     @property
     def key(self) -> Key:
@@ -54,7 +59,8 @@ class Wrong:
         return next((node for node, _ in nodes(self.operation.tree) if what in (node.kind, node.noun)), None)
 
     def with_step(self, node: Node, numbers: Array, columns: Indices | None = None) -> Array:
-        """The tensor, or some elements of it, if a step had given these numbers."""
+        """The tensor, or some elements of it, if a step had given these numbers. Raises TimeIsOver."""
+        self.go_on()
         other = replaced(self.operation.tree, node, constant(node.noun, numbers))
         other = other if columns is None else at_columns(other, columns)
         with np.errstate(all="ignore"):
@@ -86,9 +92,19 @@ class Wrong:
         cut = {name: getattr(self, name)[which] for name in ("value", "theirs", "places")}
         return replace(self, inputs=[x[which] for x in self.inputs], **cut)
 
+    def go_on(self) -> None:
+        """Raises TimeIsOver if it is. Whatever readings compare asks, so one that tries many things ends with the search."""
+        if self.stop():
+            raise TimeIsOver
+
     def accounts(self, computed: NDArray) -> bool:
-        """Whether computed numbers are theirs."""
-        return explains(computed, self.theirs, self.value, self.noise)
+        """Whether computed numbers are theirs. Raises TimeIsOver."""
+        return self.explains(computed, self.theirs, self.value)
+
+    def explains(self, computed: NDArray, theirs: Array, right: Array) -> bool:
+        """The same of a part of the numbers, or of some that these follow from."""
+        self.go_on()
+        return explains(computed, theirs, right, self.noise)
 
     @property
     def is_nearly_right(self) -> bool:
