@@ -85,6 +85,15 @@ def of_regrouped_heads(x):
     return heads @ linear.weights.T.astype(np.float64) + linear.bias
 
 
+def run_over(x):
+    """Products in tiles of 64 of rows of 48, whose last tile is not bounded."""
+    linear = MODELS["granite"].layers[1].ffn_gate
+    matrix = products.rows_of(linear.weights, np.arange(linear.shape[0]))
+    tokens, rows = (np.append(a, np.append(a[1:], 0 * a[:1], axis=0)[:, :16], axis=1) for a in (x, matrix))
+    rows[-1, 48:] = matrix[-1, :16]  # whatever is behind the matrix
+    return tokens @ rows.T + (0 if linear.bias is None else linear.bias)
+
+
 def of_a_scale_for_each_element(x):
     w = MODELS["bitnet"].layers[1].attn_v
     steps = 127 / np.maximum(np.abs(x).max(axis=0), 1e-5)
@@ -119,6 +128,7 @@ def of_codes(quantise):
 @pytest.mark.parametrize(
     ("family", "name", "change", "says"),
     [
+        ("granite", "ffn_gate", run_over, "sums run 16 inputs over the end of rows, into the next ones"),
         ("granite", "attn_o_out", of_regrouped_heads, "heads of kqv_out are in another order: 2 in turn, not one after another"),
         (
             "bitnet",
@@ -329,9 +339,9 @@ def test_queries_and_keys_rotated_in_a_layer_without_rotation_are_named(seed):
 
 
 @settings(max_examples=3)
-@given(st.integers(0, 99), st.sampled_from(["ffn_gate", "ffn_up", "ffn_down"]), st.floats(1.5, 9))
-def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale):
-    """In the product of every expert: its scale that is missing, inputs that are not summed."""
+@given(st.integers(0, 99), st.sampled_from(["ffn_gate", "ffn_up", "ffn_down"]), st.floats(1.5, 9), st.sampled_from([1, 2, 4, 8, 16]))
+def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale, tile):
+    """In the product of every expert: its scale that is missing, a last tile that runs into the next token and row, inputs not summed."""
     model = random_model(seed, family="qwen3moe", **SMALL | {"ffn": 32, "experts": 5, "experts_used": 2})
     layers = [
         replace(layer, experts=tuple(replace(e, **{field: replace(getattr(e, field), scale=np.float32(scale))}) for e in layer.experts))
@@ -340,6 +350,18 @@ def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale):
     model, name = replace(model, layers=tuple(layers)), f"ffn_moe_{field[4:]}"
     right = recorded(model, IDS)[Key(name, 1)].astype(np.float64)
     assert planted(model, name, lambda x, chosen: right.reshape(T, -1) / scale) == "the weight scale is missing"
+
+    def run_over(x, chosen):
+        flat = chosen.astype(int).ravel()
+        rows, out = x.reshape(-1, x.size // T // (len(flat) // T if field == "ffn_down" else 1)), right.reshape(len(flat), -1).copy()
+        for e, expert in enumerate(model.layers[1].experts):
+            linear, slots = getattr(expert, field), np.flatnonzero(flat == e)
+            following = np.append(rows[slots // (len(flat) // len(rows))][1:], 0 * rows[:1], axis=0)  # the next token of this expert
+            matrix = products.rows_of(linear.weights, np.minimum(np.arange(linear.shape[0]) + 1, linear.shape[0] - 1))
+            out[slots] += scale * following[: len(slots), :tile] @ matrix[:, :tile].T
+        return out.reshape(T, -1)
+
+    assert planted(model, name, run_over) == f"sums run {tile} inputs over the end of rows, into the next ones"
 
     def without_first(x, chosen):
         flat = chosen.astype(int).ravel()
@@ -351,6 +373,26 @@ def test_a_step_inside_the_products_of_experts_is_named(seed, field, scale):
         return out.reshape(T, -1)
 
     assert planted(model, name, without_first) == "the first 8 inputs are not summed"
+
+
+@settings(max_examples=8)
+@given(st.sampled_from(["Kcur_rope", "Vcur"]), st.sampled_from([1, -2, 4, -8]), st.sampled_from(["stride", "place", "aligned"]))
+def test_tensors_that_are_read_from_other_places_are_told(name, by, how):
+    row, model = np.arange(T)[:, None], random_model(4, family="llama", **SMALL)
+    starts = {"stride": row * (32 + by), "place": row * 32 + by, "aligned": row * 32 // 64 * 64}[how]
+    source = (starts + np.arange(32)).clip(0, 32 * T - 1)
+
+    def change(q, k, v):
+        k, v = (x.ravel()[source] if name == own else x for own, x in (("Kcur_rope", k), ("Vcur", v)))
+        return attended(model, q, k, v, lambda scores, visible: spec.softmax(np.where(visible, scores, -np.inf)))
+
+    said = planted(model, "kqv_out", change)
+    words = {
+        "stride": f"rows are read by a stride that is {abs(by)} too {'large' if by > 0 else 'small'}",
+        "place": f"numbers are read {abs(by)} {'behind' if by > 0 else 'before'} their place",
+        "aligned": "rows are read from the last multiple of 64 before their start",
+    }
+    assert said == f"{name}: {words[how]}"
 
 
 @settings(max_examples=6)

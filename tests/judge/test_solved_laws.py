@@ -18,6 +18,7 @@ from wrong_tensors import (
     T,
     by_weights,
     heads,
+    judged,
     layer_points,
     read,
     read_off,
@@ -193,6 +194,16 @@ def test_queries_of_other_rows_are_told(stride):
     assert said == f"queries: rows of heads 1 to 3 are read by a stride of {stride} a position instead of 4; keys and values are right"
 
 
+@given(st.integers(2, T - 2), st.sampled_from(["keys and values", "keys", "values"]), st.sampled_from([0, 2]))
+def test_cells_of_another_layer_are_told(first, what, layer):
+    late = first <= QUERY
+    k, v = (np.where(np.arange(T)[:, None, None] < first, heads(name, layer), heads(name)) for name in ("Kcur_rope", "Vcur"))
+    weights = softmax(scores_of(k=k if "keys" in what else None))
+    wrong = np.where(late, by_weights(weights, v if "values" in what else None), by_weights(RIGHT))
+    said = read("llama", "kqv_out", wrong)
+    assert said == f"{what} of positions before {first} are those of layer {layer}: the cache of another layer is read"
+
+
 @given(st.floats(1.2, 3), st.integers(0, 9))
 def test_factors_of_keys_are_told(factor, key):
     said = read("llama", "kqv_out", by_weights(softmax(scores_of() * np.where(key == KEY, factor, 1))))
@@ -248,6 +259,26 @@ def test_scales_of_a_table_on_a_coarser_grid_are_told():
     wrong = (2.0 ** np.ceil(np.log2(np.abs(scales))) * np.sign(scales) * codes).reshape(90, 128)[IDS_OF_BLOCKS]
     said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("inp_embd", None), wrong)
     assert said == "Q8_0: scales of blocks of 32 weights of a row: numbers are rounded up to powers of 2"
+
+
+@given(st.integers(0, 1), st.integers(1, 3))
+def test_scales_that_are_read_behind_their_place_are_told(grows, by):
+    linear = BLOCKS.layers[0].ffn_gate
+    (scales, codes), x = parts_of(linear.weights), BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64).reshape(30, 4, 32)
+    place = np.arange(512).reshape(1, 128, 4) + np.arange(30)[:, None, None] * grows + by * (1 - grows)
+    sums = np.einsum("tbi,nbi->tnb", x, codes) * scales.ravel()[place.clip(0, 511)]
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), sums.sum(axis=2) + linear.bias)
+    if grows:
+        assert said == "Q8_0: scales of blocks are read behind their place, by the number of the position"
+    else:
+        assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: ")
+
+
+def test_a_zero_point_that_takes_other_sums_is_told():
+    scales, x = parts_of(BLOCKS.layers[0].ffn_gate.weights)[0][..., 0], BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64)
+    more = np.abs(x).reshape(30, 4, 32).sum(axis=2) @ scales.T
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), BLOCK_POINTS[Key("ffn_gate", 0)] + more)
+    assert said == "Q8_0: each block's scale is added times a number of each position, as by a zero point of other sums"
 
 
 def test_other_borders_of_a_blend_of_frequencies_are_told():
@@ -365,3 +396,18 @@ def test_parts_that_a_mean_of_squares_takes_otherwise_are_told(n, part):
     some = part + 1 != I96 // 16
     assert normed(SQUARES @ some[:, None] / 96).startswith(f"the mean square is of all but numbers {16 * part + 16} to {16 * part + 31}")
     assert normed(SQUARES[:, :16].mean(-1, keepdims=True)) == "the mean square is of the first 16 numbers alone, and divided by their count"
+
+
+# --- edits ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["packed in tiles of {}, and read row by row", "read in tiles of {}, and lies row by row"])
+@pytest.mark.parametrize(
+    ("of", "shape", "order"),
+    [("8 inputs", (120, 12, 8), (1, 0, 2)), ("8 rows", (15, 8, 96), (0, 2, 1)), ("4 rows and 8 inputs", (30, 4, 12, 8), (0, 2, 1, 3))],
+)
+def test_matrices_in_tiles_are_told(how, of, shape, order):
+    matrix = LLAMA.layers[LAYER].ffn_up.weights.astype(np.float64)
+    place = np.arange(matrix.size).reshape(shape).transpose(order).ravel()
+    other = matrix.ravel()[np.argsort(place) if how.startswith("read") else place].reshape(matrix.shape)
+    assert judged("llama", "ffn_up", P["ffn_up"] + P["ffn_norm"] @ (other - matrix).T) == f"the matrix is {how.format(of)}"

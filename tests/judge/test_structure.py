@@ -38,7 +38,7 @@ from bitnet_np.judge.law.codes import Planes
 from bitnet_np.judge.law.functions import ACTIVATIONS
 from bitnet_np.judge.law.products import rows_of
 from bitnet_np.judge.readings.curves import described_function
-from bitnet_np.judge.readings.structure import POWERS, Numbers, loose_structure, structure
+from bitnet_np.judge.readings.structure import POWERS, Numbers, loose_structure, rank, structure
 from bitnet_np.judge.words import moves_in_words
 from bitnet_np.model.records import LongRope, Yarn
 from bitnet_np.testing.models import random_model
@@ -221,7 +221,7 @@ def test_orders_are_said_as_a_rule_or_by_runs(source, says):
 def test_nothing_is_told_of_numbers_without_a_law(x, seed):
     rng = np.random.default_rng([seed, 1])
     numbers = Numbers(x + 0.3 * rng.standard_normal(x.shape), x, ("position", "head", "element"))
-    assert structure(numbers) is loose_structure(numbers) is None
+    assert structure(numbers) is loose_structure(numbers) is rank(numbers.theirs - numbers.right, 0.0) is None
 
 
 def test_each_thing_with_a_number_of_its_own_is_told_without_them():
@@ -558,6 +558,12 @@ def test_inputs_of_a_product_are_solved_for(wrong, says):
     assert read("llama", "ffn_up", wrong).startswith(says)
 
 
+def test_an_error_of_low_rank_is_told():
+    rng = np.random.default_rng(0)
+    wrong = P["Qcur"] + (NORM @ rng.standard_normal((96, 3))) @ rng.standard_normal((3, 96))
+    assert read("llama", "Qcur", wrong) == "what is wrong is of rank 3, as few inputs or a low-rank adapter make it"
+
+
 EXPERTS = random_model(5, family="qwen3moe", n_layers=1)
 EXPERT_POINTS = without_codes(recorded(EXPERTS, np.arange(12)))
 
@@ -570,6 +576,14 @@ def test_experts_weighted_by_any_numbers_of_the_table_are_told(seed):
     used = weights.ravel()[np.random.default_rng(seed).integers(0, weights.size, weights.shape)]
     said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_out", 0), (results * used[..., None]).sum(axis=1))
     assert said.startswith("the weights of experts: numbers of other places: position ")
+
+
+def test_the_slot_whose_weight_is_lost_is_told():
+    weights = EXPERT_POINTS[Key("ffn_moe_weights", 0)].astype(np.float64)
+    results = EXPERT_POINTS[Key("ffn_moe_down", 0)].astype(np.float64).reshape(*weights.shape, -1)
+    wrong = (results * (weights * np.array([1, 0]))[..., None]).sum(axis=1)
+    said = read_off(EXPERTS, np.arange(12), EXPERT_POINTS, Key("ffn_moe_out", 0), wrong)
+    assert said == "the weights of experts: slot 1 is 0; all other steps are right"
 
 
 # --- numbers that are known -------------------------------------------------------------------------------------------------------------
@@ -593,6 +607,27 @@ def test_numbers_of_rows_and_weights_of_elements_are_told_as_factors(power, time
     assert said.endswith(f" times {POWERS[power].format('the largest magnitude of ffn_down')}")
     said = read("llama", "l_out", P["l_out"] + LLAMA.layers[LAYER].attn_norm)
     assert said == "the weight attn_norm is added to each element"
+
+
+@settings(max_examples=12)
+@given(st.sets(st.integers(0, 96), min_size=2, max_size=2), st.booleans())
+def test_any_run_that_a_sum_of_squares_leaves_out_is_told(ends, is_twice):
+    first, end = sorted(ends)
+    assume(4 <= end - first < 92)
+    tiles = {(begin, begin + n) for n in (16, 32, 64) for begin in range(0, 97 - n, n)}
+    tails = {(begin, 96) for k in range(7) for begin in (2**k, 96 - 2**k)}
+    assume(is_twice or (first, end) not in tiles | tails)  # the laws of sums name these
+    some = np.where((np.arange(96) >= first) & (np.arange(96) < end), 2.0 * is_twice, 1)
+    root = np.sqrt((np.square(X) * some).mean(axis=1, keepdims=True) + C.eps)
+    said = read("llama", "ffn_norm", X / root * LLAMA.layers[LAYER].ffn_norm)
+    how = "counted twice" if is_twice else "left out"
+    assert said == f"the mean square: elements {first} to {end - 1} are {how}; all other steps are right"
+
+
+def test_a_mean_of_fewer_squares_is_told():
+    root = np.sqrt(np.square(X[:, 30:]).mean(axis=1, keepdims=True) + C.eps)
+    said = read("llama", "ffn_norm", X / root * LLAMA.layers[LAYER].ffn_norm)
+    assert said == "the mean square: elements 0 to 29 are left out, and not counted; all other steps are right"
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,12 @@ MOVED = {
     )
 }
 
+RUNNING = {
+    "elements 32 to 63: sums run on from position 5, and are not cleared between positions": changed(
+        P["attn_o_out"], np.s_[5:, 32:64], P["attn_o_out"][5:, 32:64].cumsum(axis=0)
+    )
+}
+
 # --- rotations and attention ----------------------------------------------------------------------------------------------------------
 
 PAIRS, FREQUENCY = np.arange(C.head_dim // 2), LLAMA.rope_frequency.astype(np.float64)
@@ -258,6 +264,7 @@ TENSORS = {
     "inp_embd": EMBEDDING,
     "attn_norm": STEPS,
     "ffn_down": MOVED,
+    "attn_o_out": RUNNING,
     "Qcur_rope": ROTATIONS,
     "kqv_out": ATTENTION,
 }
@@ -444,6 +451,15 @@ def test_activations_in_steps_of_their_own_are_recognised():
     codes = np.where(np.rint(CODED * scale) == 128, -128, np.rint(CODED * scale))
     said = "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128"
     assert judged("bitnet", "Qcur", of_codes(codes, scale)) == said
+
+
+def test_the_scale_of_another_token_is_named():
+    scales = spec.quantize(CODED)[1]
+    least, source = np.argsort(scales.ravel())[:2]  # the first would be that of the whole tensor
+    rows = np.array([t for t in range(len(CODED)) if t not in (least, source)])[:8]
+    wrong = changed(layer_points("bitnet")["Qcur"], rows, of_codes(np.rint(CODED[rows] * scales[source]), np.tile(scales[source], (8, 1))))
+    said = f"activations are quantised by the scale of another token: {runs('position', rows)} by that of position {source}"
+    assert judged("bitnet", "Qcur", wrong) == said
 
 
 @given(st.sampled_from(["ffn_up", "Qcur_rope", "kqv_out", "ffn_norm"]), st.integers(0, 12))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...model.families import NORMS
 from ...model.records import Linear, Ternary, with_rope_of
-from ...traces.points import FIELDS, POINTS, TOP_EXPERTS, Key
+from ...traces.points import FIELDS, HEADS, POINTS, TOP_EXPERTS, Key
 from ..law import functions
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product, of_experts_edited, of_one_expert, rms, rotation
 from ..law.expression import Array, Matrix, Node, changed, constant, mapped, nodes, product, replaced, tensor, tensors, with_nodes
@@ -415,6 +415,26 @@ def swapped(place: Operation, tree: Node) -> Edits:
         yield f"{said} comes before {before}", first.make(first, early), id
 
 
+@_in_experts
+@_of_nodes
+def overrun(place: Operation, node: Node, readers: list[Node]) -> Edits:
+    """A product whose last tile runs over the end of its rows: it adds the first inputs of the next token and weights of the next row."""
+    if node.kind == "matmul" and node.inputs[1].is_matrix:
+        x, matrix = node.inputs
+        rows, width = matrix.value.shape
+        behind = constant(matrix.noun, matrix.value.moved(np.minimum(np.arange(rows) + 1, rows - 1)))
+        for count in (n for n in _TILES if n < width):
+            first = changed(x, lambda x, n=count: np.where(np.arange(x.shape[1]) < n, np.append(x[1:], 0 * x[:1], axis=0), 0))
+            more = Node("matmul", (first, behind), "the products beyond")
+            inside = changed(more, lambda y: np.where(np.arange(y.shape[1]) < y.shape[1] - 1, y, 0))
+            said = f"sums run {count} inputs over the end of rows, into the next ones"
+            yield said, Node("sum", (node, more), node.noun)
+            yield f"{said}, and zeros behind the last", Node("sum", (node, inside), node.noun)
+
+
+_TILES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
+
 # --- order ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +462,20 @@ def order(place: Operation, node: Node, readers: list[Node]) -> Edits:
             elif node.is_matrix:
                 other = constant(node.noun, node.value.moved(order(node.value.all[:, None], 0)[:, 0]))
             yield f"{noun} are {words}", other
+
+
+def starts(place: Operation, tree: Node) -> Edits:
+    """Tensors whose rows, or heads, are read from other places than they begin at: by another stride, or from aligned ones."""
+    leaves = [leaf for leaf in tensors(tree) if leaf.what.name in _AXES and leaf.what.name != TOP_EXPERTS]
+    for some in (*([leaf] for leaf in leaves), *[leaves[1:]] * (len(leaves) > 2)):
+        names = " and ".join(leaf.what.name for leaf in some)
+        for what, size in (("row", None), *[("head", place.config.head_dim)] * all(leaf.what.name in HEADS for leaf in some)):
+            for words, start in functions.starts(what, _OFFSETS):
+                read = partial(functions.read_from, start=start, size=size)
+                yield f"{names}: {words}", with_nodes(tree, {leaf: changed(leaf, read) for leaf in some})
+
+
+_OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8, 16, 32)
 
 
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
@@ -757,8 +791,8 @@ def values(place: Operation, node: Node, readers: list[Node]) -> Iterator[Edit]:
 
 
 _IN_ORDER: tuple[Kind, ...] = (
-    *(steps, other_function, whole, routers, centred, moved, displaced, exchanged, usual_numbers, turns, other_operand),
-    *(masks, caches.cached, groups, positions, order),
+    *(steps, other_function, whole, routers, centred, moved, displaced, exchanged, usual_numbers, overrun, turns, other_operand),
+    *(masks, caches.cached, groups, positions, order, starts),
     *(
         other_weight,
         another,
@@ -767,7 +801,7 @@ _IN_ORDER: tuple[Kind, ...] = (
         narrow_weights,
     ),
     *(_of_tables(weights.fewer_bits), narrow_inputs, _of_tables(weights.misread), _of_tables(weights.reordered)),
-    *(other_tensor, swapped, caches.stored, rounded, numbers, values),
+    *(other_tensor, swapped, caches.stored, rounded, numbers, values, _of_tables(weights.packed)),
 )
 KINDS: dict[str, Kind] = {kind.__name__: kind for kind in _IN_ORDER}
 """Kinds of edits, the likelier first."""

@@ -23,6 +23,7 @@ from .blocks import misread_formats, orders
 
 Changes = Iterator[tuple]
 
+_MOST_WEIGHTS = 1 << 20  # of a matrix that is tried in tiles
 _TAILS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -45,6 +46,8 @@ def parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         yield ("the first input is" if count == 1 else f"the first {count} inputs are"), place < count
     for which, part in (("second", place >= width // 2), ("first", place < width // 2)):
         yield f"the {which} half of the inputs is", part
+    for first, which in ((1, "odd"), (0, "even")):
+        yield f"every second input, those of {which} numbers, is", place % 2 == first
     for size in (16, 32, 64, 128):
         for block in range(min(width // size, 8)):
             yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
@@ -86,6 +89,27 @@ def reordered(matrix: Matrix) -> Changes:
         if is_likely:
             words = f"weights of each row are read in another order: {order.format('weights')}"
             yield words, _by_row(partial(np.take, indices=source, axis=1))
+
+
+def packed(matrix: Matrix) -> Changes:
+    """Matrices that lie in tiles and are read row by row, or the other way round."""
+    rows, width = matrix.shape
+    tiles = _TAILS[1:] if rows * width <= _MOST_WEIGHTS else ()
+    shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+        (f"{n} inputs", (rows, width // n, n), (1, 0, 2)) for n in tiles if width % n == 0
+    ]
+    shapes += [(f"{n} rows", (rows // n, n, width), (0, 2, 1)) for n in tiles if rows % n == 0]
+    both = ((n, m) for n in tiles for m in tiles if n <= m and rows % n == width % m == 0)
+    shapes += [(f"{n} rows and {m} inputs", (rows // n, n, width // m, m), (0, 2, 1, 3)) for n, m in both]
+    for words, shape, order in shapes:
+        for is_back, how in enumerate(("packed in tiles of {}, and read row by row", "read in tiles of {}, and lies row by row")):
+            yield f"the matrix is {how.format(words)}", partial(Matrix.changed, change=partial(_repacked, shape, order, is_back))
+
+
+def _repacked(shape: tuple[int, ...], order: tuple[int, ...], is_back: int, x: Array) -> Array:
+    """A matrix that lies as this shape with its axes in an order, read row by row; or the other way round."""
+    y = x.reshape([shape[i] for i in order]).transpose(np.argsort(order)) if is_back else x.reshape(shape).transpose(order)
+    return y.reshape(x.shape)
 
 
 def _read(form: Format, table: Blocks, matrix: Matrix) -> Matrix:

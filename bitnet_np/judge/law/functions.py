@@ -146,19 +146,26 @@ Start = tuple[int, int, int]
 """How much farther apart rows are read than they lie, how far behind their place, and of which number each start is a multiple."""
 
 
-def starts(offsets: Iterable[int]) -> Iterator[tuple[str, Start]]:
-    """Yields places that rows may be read from by mistake, in words."""
+def starts(what: str, offsets: Iterable[int]) -> Iterator[tuple[str, Start]]:
+    """Yields places that rows, or heads, may be read from by mistake, in words."""
     for n in offsets:
-        yield f"numbers are read {abs(n)} {'behind' if n > 0 else 'before'} their place", (0, n, 1)
-        yield f"rows are read by a stride that is {abs(n)} too {'large' if n > 0 else 'small'}", (n, 0, 1)
+        if what == "row":
+            yield f"numbers are read {abs(n)} {'behind' if n > 0 else 'before'} their place", (0, n, 1)
+        yield f"{what}s are read by a stride that is {abs(n)} too {'large' if n > 0 else 'small'}", (n, 0, 1)
     for n in (2**k for k in range(1, 8)):
-        yield f"rows are read from the last multiple of {n} before their start", (0, 0, n)
+        yield f"{what}s are read from the last multiple of {n} before their start", (0, 0, n)
 
 
 def places_from(start: Start, count: int, width: int) -> NDArray[np.intp]:
     """The place of each number that is read, of so many rows."""
     stride, offset, multiple = start
     return ((np.arange(count)[:, None] * (width + stride) + offset) // multiple * multiple + np.arange(width)).ravel()
+
+
+def read_from(x: Array, start: Start, size: int | None = None) -> Array:
+    """x [T, width] with its rows, or each `size` numbers, read from there; the nearest number where there is none."""
+    size = size or x.shape[1]
+    return x.ravel()[places_from(start, x.size // size, size).clip(0, x.size - 1)].reshape(x.shape)
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------------------------

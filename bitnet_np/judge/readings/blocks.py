@@ -12,6 +12,7 @@ from ..edits.blocks import orders
 from ..evidence import LITTLE, NEAR, SAME, SPARE, matched
 from ..law.codes import Planes, scales_and_codes, wrong_codes
 from ..law.expression import Array, Matrix, Node
+from ..law.products import rows_of
 from ..words import Indices, least_to_largest
 from .structure import Numbers, loose_structure, structure
 from .wrong import Wrong
@@ -19,6 +20,7 @@ from .wrong import Wrong
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
 _ROWS = 256  # of a matrix that are looked at
 _LARGE = 1 << 22  # weights: of a larger matrix wrong rows alone are compared
+_FARTHEST = 64  # blocks that a scale is read from its place
 _WIDEST = 1024  # numbers of a row of a table
 _NUMBERS = 32  # of a product: in fewer two orders are found by chance
 _FEW = 16  # of them, and of positions, by which orders of bits are told
@@ -45,7 +47,7 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
             factors[at], constants[at] = solved
             return f"{cut.name}: {_in_words(whole, factors, constants)}"
     own = matrix.weights if isinstance(matrix.weights, Blocks) and matrix.weights.type.name in FORMATS else None
-    text = own and y.size >= _NUMBERS and _in_order(x, own, columns, y, wrong.noise)
+    text = own and y.size >= _NUMBERS and (_in_order(x, own, columns, y, wrong.noise) or _of_scales(x, own, columns, y, wrong))
     return text or (None if is_table else wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None)
 
 
@@ -77,6 +79,33 @@ def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, noise: float)
         said, theirs = f"bits are read in another order: {'; '.join(bits)}", whole.read(found[1][1], low=found[0][1])
     most = min(LITTLE * ((x @ whole.read().T - y) ** 2).sum(), matched(noise) * (y**2).sum())
     return f"{table.type.name}: {said}" if ((x @ theirs.T - y) ** 2).sum() <= most else None
+
+
+def _of_scales(x: Array, table: Blocks, columns: Indices, y: Array, wrong: Wrong) -> str | None:
+    """How far behind their place the scales of blocks are read at each position, if that gives y [T, N] of x [T, M]; or whether each scale
+    times a number of its block's inputs is added. Raises TimeIsOver."""
+    cut = next(_cuts(Matrix(table.shape, lambda rows: rows_of(table, rows), weights=table), np.arange(table.shape[0])))
+    if cut.codes.size > _LARGE or len(x) < SPARE:
+        return None
+    sums = np.einsum("tbi,nbi->tnb", x.reshape(len(x), *cut.codes.shape[1:]), cut.codes[columns])
+    place, flat = columns[:, None] * cut.codes.shape[1] + np.arange(cut.codes.shape[1]), cut.factors.ravel()
+    tried, error = np.arange(-_FARTHEST, _FARTHEST + 1), y - x @ rows_of(table, columns).T
+    rest, most = y - error - np.einsum("tnb,nb->tn", sums, flat[place]), min(LITTLE * (error**2).sum(), matched(wrong.noise) * (y**2).sum())
+
+    def read_behind(by: int) -> Array:
+        wrong.go_on()
+        return np.einsum("tnb,nb->tn", sums, flat[(place + by).clip(0, flat.size - 1)])
+
+    made = np.stack([read_behind(by) for by in tried.tolist()]) + rest  # [offsets, T, N]
+    left = ((made - y) ** 2).sum(axis=2)
+    by = tried[left.argmin(axis=0)]
+    if left.min(axis=0).sum() <= most:
+        law = "the number of the position" if (np.diff(by) == 1).all() else least_to_largest(by.astype(np.float64))
+        return f"{table.type.name}: scales of blocks are read behind their place, by {law}"
+    factors = cut.factors[columns]  # [N, blocks]
+    if len(factors) < factors.shape[1] + SPARE or ((error - error @ np.linalg.pinv(factors.T) @ factors.T) ** 2).sum() > most:
+        return None
+    return f"{table.type.name}: each block's scale is added times a number of each position, as by a zero point of other sums"
 
 
 class _Cut(NamedTuple):

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ...traces.points import Key
 from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, rough
 from ..law.definition import score_scale
-from ..law.expression import Array
+from ..law.expression import Array, value_of
+from ..law.graph import attended as attended_tensor
 from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
 from .attention import Attention, Seen, attention
 from .wrong import Wrong
@@ -167,6 +169,22 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+
+
+def cells_of_layers(wrong: Wrong) -> str | None:
+    """The layer whose keys, values or both stand in the cells before the first wrong position."""
+    first, (_, *kv) = int(wrong.wrong_rows[0]), wrong.operation.inputs
+    own = dict(zip(wrong.operation.inputs, wrong.inputs, strict=True))
+    for n in (n for n in range(len(wrong.model.layers)) if n != wrong.key.layer and first):
+        others = attended_tensor(wrong.operation.model, "Kcur", n), Key("Vcur", n)
+        for what, some in (("keys and values", (0, 1)), ("keys", (0,)), ("values", (1,))):
+            if all(others[i] in wrong.tensors for i in some):
+                held = {kv[i]: np.concatenate([wrong.tensors[others[i]][:first], own[kv[i]][first:]]) for i in some}
+                wrong.go_on()
+                computed = value_of(wrong.operation.tree, (own | held).__getitem__, len(wrong.theirs))
+                if wrong.accounts(np.concatenate([wrong.value[:first], computed[first:]])):
+                    return f"{what} of positions before {first} are those of layer {n}: the cache of another layer is read"
+    return None
 
 
 # --- what cells hold --------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,17 @@ from ..words import FEW, runs
 from .wrong import Wrong
 
 
+def running_sums(wrong: Wrong) -> str | None:
+    """The elements that add each position's numbers to those of the position before."""
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    first = max(int(rows[0]) - 1, 0)
+    computed = wrong.value.copy()
+    computed[first:, columns] = computed[first:, columns].cumsum(axis=0)
+    if len(wrong.theirs) - first < 3 or not wrong.accounts(computed):
+        return None
+    return f"{runs('element', columns)}: sums run on from position {first}, and are not cleared between positions"
+
+
 def one_number(wrong: Wrong) -> str | None:
     """The one number that is wrong, if all others are right."""
     if wrong.places.sum() != 1 or not wrong.is_right_outside(wrong.places):

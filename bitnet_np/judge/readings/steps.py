@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...base.errors import listed
-from ...traces.points import SLOTS, TOP_EXPERTS, Key
-from ..evidence import LITTLE, SAME, matched
+from ...traces.points import FIELDS, SLOTS, TOP_EXPERTS, Key
+from ..evidence import LITTLE, SAME, SPARE, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
-from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs
+from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
 from .blocks import block_factors
 from .curves import described_function
 from .known import known_factors
-from .structure import GROUPS, Numbers, loose_structure, structure
-from .wrong import Wrong
+from .structure import GROUPS, Numbers, loose_structure, rank, structure
+from .wrong import ROWS, Wrong
 
 _MOSTLY = 0.8  # of rows or columns: where more are wrong, all are
 WEIGHTS_OF_EXPERTS = "the weights of experts"
@@ -71,7 +72,7 @@ def wrong_step(wrong: Wrong) -> str | None:
             if solved is None:
                 continue
             if wrong.accounts(np.where(wrong.places, wrong.with_step(step.node, solved), wrong.value)):
-                how = _structure(step.node, solved, np.asarray(right), wrong)
+                how = _of_part(step.node, solved, right, values) or _structure(step.node, solved, np.asarray(right), wrong)
                 if how is not None:
                     return f"{step.node.noun}: {how}; all other steps are right"
                 if step.is_plain and plain is None and not step.node.is_number:
@@ -115,6 +116,31 @@ def _structure(node: Node, solved: Array, right: Array, wrong: Wrong) -> str | N
         labels = {"expert": number, "place by expert number": place}
     numbers = Numbers(solved.reshape(shape), right.reshape(shape), tuple(axes[i] for i in kept), wrong.noise, labels)
     return (None if node.is_number else structure(numbers)) or known_factors(numbers, wrong)
+
+
+def low_rank(wrong: Wrong) -> str | None:
+    """The rank of what is wrong, if it is small."""
+    wrong.go_on()
+    rows, columns = wrong.wrong_rows, wrong.wrong_columns
+    found = rank((wrong.theirs - wrong.value)[np.ix_(rows, columns)], wrong.noise)
+    return found and f"what is wrong is of rank {found}{', as few inputs or a low-rank adapter make it' * (wrong.key.name in FIELDS)}"  # type: ignore[return-value]
+
+
+def scales_of_others(wrong: Wrong) -> str | None:
+    """The tokens whose activation scales wrong ones are quantised by: their own are not used."""
+    rows, columns = wrong.wrong_rows[:ROWS], wrong.wrong_columns
+    some, sample = wrong.rows(rows), columns[:: -(-columns.size // ROWS)]  # enough to tell the scale by
+    step = some.step("the activation scale")
+    if step is None:
+        return None
+    scales, theirs = spec.quantize(wrong.inputs[0][:ROWS])[1], some.theirs[:, sample]
+    away = [((some.with_step(step, np.tile(scale, (len(rows), 1)), sample) - theirs) ** 2).sum(axis=1) for scale in scales]
+    source = np.argmin(away, axis=0)
+    off = source != rows
+    if not off.any() or not some.accounts(some.with_step(step, scales[source])):
+        return None
+    texts = [f"{runs('position', rows[off & (source == t)])} by that of position {t}" for t in dict.fromkeys(source[off].tolist())]
+    return f"activations are quantised by the scale of another token: {listed(texts)}"
 
 
 def _steps(last: _Step, values: dict[Node, Any]) -> Iterator[_Step]:
@@ -179,6 +205,27 @@ def _solved(step: _Step, right: Array) -> Array | None:
     several = (square > 0).sum(axis=axes) > 1
     solved = np.where(several, solved, right.reshape(solved.shape))
     return solved.reshape(right.shape) if several.any() and np.isfinite(solved).all() else None
+
+
+def _of_part(node: Node, solved: Array, right: Array, values: dict[Node, Any]) -> str | None:
+    """The run of a row's numbers whose squares a mean leaves out or has twice, if that gives its numbers [.., 1]."""
+    off = np.flatnonzero(np.abs(solved / right - 1) > SAME)
+    if node.what != "mean square" or off.size < SPARE:
+        return None
+    x, mean = values[node.inputs[0]], solved.ravel()[off, None]
+    square, width = np.square(x.reshape(-1, x.shape[-1])[off]), x.shape[-1]
+    sums, index = np.append(0 * mean, square.cumsum(axis=1), axis=1), np.arange(width + 1)  # [n, M + 1]: of the numbers before each
+    missing, all_of = sums[:, -1:] - mean * width, np.full(width + 1, width)
+    last = np.searchsorted(sums[0], sums[0] + abs(missing[0, 0])).clip(0, width)  # sums grow: each first number has one last number
+    for first, end, is_counted in ((index, last, True), (index, last - 1, True), (0 * index, index, False), (index, all_of, False)):
+        counted = width if is_counted else np.maximum(width - (end - first), 1)
+        sign = np.sign(missing[0, 0]) if is_counted else 1
+        left = np.abs((sums[:, -1:] - sign * (sums[:, end] - sums[:, first])) / counted / mean - 1).max(axis=0)
+        run = np.arange(first[left.argmin()], end[left.argmin()])
+        if left.min() <= SAME and 0 < run.size < width:
+            how = "left out" if sign > 0 else "counted twice"
+            return f"{runs_and_verb('element', run, 'is')} {how}{', and not counted' * (not is_counted)}"
+    return None
 
 
 def _off(solved: Array, right: Array) -> str:

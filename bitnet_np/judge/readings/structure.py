@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from ..evidence import LITTLE, SAME, SPARE, explains, nearest_number, rough, sources
+from ..evidence import LITTLE, SAME, SPARE, explains, matched, nearest_number, rough, sources
 from ..law.expression import Array
 from ..law.functions import ACTIVATIONS, places_from, starts
 from ..words import FEW, digits, least_to_largest, moves_in_words, parts_of, places_of, plain, rules, runs
@@ -20,6 +20,7 @@ from .curves import described_function
 
 _LEAST, _RATIOS = 16, 32  # numbers: a law of fewer is chance; and those with a ratio, of which few are different
 GROUPS = 3  # factors that are said one by one
+_RANK = 4  # the most that is said
 _OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: what tries hundreds of places looks at no more
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _TILES = (2, 4, 8, 16, 32, 64, 128)
@@ -193,7 +194,7 @@ def _shifted(n: Numbers) -> str | None:
     if size > _LARGE:
         return None
     flat, theirs = n.right.ravel(), n.theirs.ravel()
-    for words, start in starts(k for d in range(1, _OFFSET + 1) for k in (d, -d)):
+    for words, start in starts("row", (k for d in range(1, _OFFSET + 1) for k in (d, -d))):
         source = places_from(start, size // width, width)
         inside = (source >= 0) & (source < size)
         few = np.flatnonzero(inside)[:: max(1, size // _RATIOS)]  # which refuse most
@@ -384,3 +385,15 @@ def _function(n: Numbers) -> str | None:
 
 def _unknown_function(n: Numbers) -> str | None:
     return described_function(n.right.ravel(), n.theirs.ravel(), n.right.ravel(), "what is right")
+
+
+# --- rank -------------------------------------------------------------------------------------------------------------------------------
+
+
+def rank(error: Array, noise: float) -> int | None:
+    """The rank of an error that is the sum of few products of a column and a row."""
+    if min(error.shape) < 4 * _RANK or error.size > _LARGE:
+        return None
+    size = np.linalg.svd(error, compute_uv=False)
+    left = np.cumsum(size[::-1] ** 2)[::-1]
+    return next((r for r in range(1, _RANK + 1) if left[r] <= matched(noise) * left[0]), None)

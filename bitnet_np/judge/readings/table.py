@@ -33,6 +33,7 @@ READINGS = (
     Reading("other_choices", (TOP_EXPERTS,), others.other_choices),
     SUMS,
     Reading("other_rows", (*FIELDS, "result_output"), others.other_rows),
+    Reading("scales", tuple(FIELDS), steps.scales_of_others),
     Reading("rotation", ("Qcur_rope", "Kcur_rope"), rotations.rotation),
     Reading("positions", ("Qcur_rope", "Kcur_rope"), rotations.positions),
     Reading("whole_turns", ("Qcur_rope", "Kcur_rope"), rotations.whole_turns),
@@ -44,6 +45,8 @@ READINGS = (
     COLUMNS,
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
+    Reading("running", (), elements.running_sums),
+    Reading("of_layers", ("kqv_out",), cells.cells_of_layers),
     Reading("moved_values", ("kqv_out",), attention.moved_values),
     Reading("moved_queries", ("kqv_out",), attention.moved_queries),
     Reading("parts", ("kqv_out",), cells.joined_parts),
@@ -54,11 +57,12 @@ READINGS = (
     Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("step", (), steps.wrong_step),
     Reading("own_numbers", (), steps.own_numbers),
+    Reading("rank", (), steps.low_rank),
     Reading("places", (), elements.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
-LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "read.places")
+LOOSE = ("read.values", "read.one_number", "read.step", "read.own_numbers", "read.rank", "read.places")
 """Causes that a mistake in a part of the tensor comes before: they say what numbers are, and not why."""
 
 
