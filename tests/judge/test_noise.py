@@ -300,15 +300,6 @@ def test_an_error_with_a_direction_is_no_noise_of_several_operations():
         assert not noise.is_spread(error + more, [effect])
 
 
-def test_a_part_of_attention_that_is_lost_in_all_layers_is_no_noise_between_them():
-    """It reaches the outputs of layers at a level of 4-bit weights, alike in all of them."""
-    engine = Rounded(MODEL, IDS)
-    engine.after = lambda name, n, x: x * np.where(np.arange(x.shape[1]) % 32 < 28, np.float32(1), 0) if name == "kqv_out" else x
-    points = {key: x for key, x in engine.run().items() if key.name in ("l_out", "result_output")}
-    assert judged(points).verdict == Verdict.WRONG
-    assert judged(points, precision="noise=2^-4").verdict <= Verdict.NARROW  # its level
-
-
 def test_inputs_that_make_most_of_an_error_are_none_of_its_noise():
     rng = np.random.default_rng(2)
     x, weights = rng.standard_normal((20, 64)), rng.standard_normal((96, 64)).astype(np.float32)
