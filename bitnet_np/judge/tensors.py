@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (measures.limits).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -57,6 +57,7 @@ _APPROXIMATED = ("activation", "root", "circle", "curve", "sigmoid", "exponentia
 _FLOAT32 = 16 * U  # the largest level of float32's own roundings, about
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
+_OF_EFFECTS = 10**11  # the same of all factors that are tried in a span of operations
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
 _HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on the first wrong tensor, and at most on all others together: seconds
 
@@ -332,9 +333,24 @@ class TensorJudge:
         of_all = _noise_across(value, theirs, reach)
         attention = [site for site in span if site.key.name == "kqv_out"]
         alone = self._narrow(span, value, attention) if of_all.odd and attention else None
-        if alone is None or not alone.any() or _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
-            return of_all
-        return of_all._replace(odd="")
+        if alone is not None and alone.any() and not _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
+            of_all = of_all._replace(odd="")
+        is_coarse = of_all.may_be_format and noise_law.COARSEST_SEEN < of_all.level <= noise_law.COARSEST_SPREAD
+        return of_all._replace(is_spread=is_coarse and noise_law.is_spread(theirs - value, self._effects(span, value)))
+
+    def _effects(self, span: list[Operation], value: Array) -> Iterator[Array]:
+        """Yields what a factor of each part of each tensor of a span does to its result. Nothing where that is too much work, where layers
+        may have one cause, and where a file has blocks, which engines multiply as they are.
+        """
+        work = noise_law.PARTS * len(span) * sum(self.cost(site.key) for site in span)
+        has_blocks = any(not isinstance(w.weights, np.ndarray) for layer in self.model.layers for _, w in layer.linears())
+        if has_blocks or len({site.key.layer for site in span}) > 2 or work > self.options.effort * _OF_EFFECTS:
+            return
+        right, last = self.values(span), span[-1].key
+        for key in (site.key for site in span[:-1] if site.key.name != TOP_EXPERTS):
+            parts = np.arange(right[key].shape[1]) * noise_law.PARTS // right[key].shape[1]
+            changed = [right[key] * (1 + noise_law.STEP * (parts == part)) for part in range(noise_law.PARTS)]
+            yield np.stack([self.values(span, {key: lambda values, x=x: x}, right)[last] - value for x in changed])
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:
         """Several operations that are farther off than roundings reach: their cause, or the noise that all of them have."""

@@ -50,16 +50,12 @@ def judged_unnamed(points):
 # --- engines --------------------------------------------------------------------------------------------------------------------------
 
 
-COARSE_BETWEEN_LAYERS = {
-    *("int4 weights, bfloat16 inputs", "int4 weights, int8 inputs", "int4 cache", "KIVI", "MXFP6 e3m2", "e5m2 by tensor"),
-    "e4m3 in blocks of 128 and e4m3 cache",
-}
+COARSE_BETWEEN_LAYERS = {"int4 weights, bfloat16 inputs", "int4 cache", "MXFP6 e3m2"}
 """Engines whose noise is believed between layers only if it is declared."""
 
 BETWEEN_LAYERS = {
-    *COARSE_BETWEEN_LAYERS,
-    *BASES,
-    *("bfloat16 results of products", "float16 sums", "mantissas cut to 7 bits", "TF32 in matrices alone"),
+    *(*COARSE_BETWEEN_LAYERS, "int4 weights, int8 inputs", "KIVI", "e5m2 by tensor", "e4m3 in blocks of 128 and e4m3 cache"),
+    *(*BASES, "bfloat16 results of products", "float16 sums", "mantissas cut to 7 bits", "TF32 in matrices alone"),
     *("NVFP4", "MXFP4", "int4 weights in groups", "int8 by tensor", "int8 affine inputs", "LLM.int8"),
     *("flash attention in bfloat16", "SageAttention", "e5m2 cache", "Q8_0 cache"),
     *("SiLU by a table", "exp of phones", "rsqrt of 12 bits", "subnormals flushed"),
@@ -302,6 +298,15 @@ def errors(change=lambda r: r, level=1e-3):
 def test_what_is_like_noise_has_no_odd_part():
     assert errors().odd == ""
     assert errors().level == pytest.approx(1e-3, rel=0.1)
+
+
+def test_an_error_with_a_direction_is_no_noise_of_several_operations():
+    random = np.random.default_rng(0)
+    error, effect = random.standard_normal((20, 64)), random.standard_normal((noise.PARTS, 20, 64))
+    assert [noise.is_spread(error, tried) for tried in ([effect], [])] == [True, False]
+    at_each = (random.standard_normal((noise.PARTS, 20, 1)) * effect).sum(axis=0)  # another factor of each part at each position
+    for more in (effect[3], effect.sum(axis=0), 8 * random.standard_normal(64), 8 * at_each):
+        assert not noise.is_spread(error + more, [effect])
 
 
 def test_inputs_that_make_most_of_an_error_are_none_of_its_noise():

@@ -12,7 +12,7 @@ factor, and is smaller than the coarsest noise that is believed. Known mistakes 
 where it is coarser.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -36,6 +36,10 @@ _COARSEST_OFFERED = 2.0**-4
 """The largest level of several operations that is offered to be declared: integers that saturate, and other mistakes, are coarser."""
 COARSEST_SEEN = 2.0**-6
 """The same of several operations and of logits, where a mistake has no place, and of sums of layers: int8 of whole tensors has 2^-6.6."""
+COARSEST_SPREAD = 2.0**-4
+"""The same of several operations where no factor of a tensor between them makes much of the error: most weights of 4 bits."""
+PARTS, STEP = 8, 0.02
+"""Parts of a tensor that are multiplied one at a time by a factor, 1 + STEP, to see what that does to a later one."""
 LARGEST_SEEN = 2.0**-4
 """The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
@@ -53,6 +57,8 @@ _ROWS = 4  # fewest to know what they have in common
 _PRODUCTS = 4  # fewest others of a layer to know its format
 _OF_VALUES = 0.25  # of the squared error of attention, of what is no sum of values; of noise in values alone half at least
 _TERM = 0.5  # of the squared error, of a factor of one term of a sum
+_OF_ONE = 0.1  # of the squared error, of a factor of a tensor between two or of a part of it: right engines leave 0.08
+_OF_POSITIONS = 0.75  # the same of factors of all parts of a tensor at each position: right engines leave 0.5 in a width of 64
 
 
 class Residual(NamedTuple):
@@ -63,11 +69,14 @@ class Residual(NamedTuple):
     odd: str = ""  # what is not like noise, in words
     along: float = 0.0  # the part of it along the right numbers, and its mean, in the same units
     mean: float = 0.0
+    is_spread: bool = False  # of several operations: see the function of this name
 
     @property
     def most(self) -> float:
         """The largest level that is believed without knowing a format."""
-        return COARSEST_SEEN if self.kind in (SEVERAL, STREAM) else COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
+        if self.kind in (SEVERAL, STREAM):
+            return COARSEST_SPREAD if self.is_spread else COARSEST_SEEN
+        return COARSEST_UNNAMED if self.kind in OF_SUMS else FINE
 
     @property
     def is_believed(self) -> bool:
@@ -180,6 +189,27 @@ def odd_across(errors: Array, noisy: Array, level: float) -> str:
     if level > FINE and errors[least] * UNEVEN**2 < noisy[least]:  # as of a mistake of positions or scores
         return f"position {least} has less than a {UNEVEN:g}th of the noise of all"
     return ""
+
+
+def is_spread(error: Array, effects: Iterable[Array]) -> bool:
+    """Whether an error [T, width] behind several operations has no direction, as noise of all of them has none; False without effects.
+
+    effects: [PARTS, T, width] for each tensor between, what a factor of each of its parts does to the result. A tensor that has lost
+    numbers, or has others that do not depend on them, errs by its own negative and by something else: a factor explains half of what it
+    does. Or its parts have another factor at each position.
+    """
+    square = float((error**2).sum())
+    if len(error) >= _ROWS and len(error) * float((error.mean(axis=0) ** 2).sum()) > _FACTOR * square:
+        return False
+    is_tried = False
+    for parts in effects:
+        is_tried = True
+        at_each = np.linalg.qr(np.moveaxis(parts, 0, 2))[0]
+        if float((np.einsum("tip,ti->tp", at_each, error) ** 2).sum()) > _OF_POSITIONS * square:
+            return False
+        if any(float((x * error).sum()) ** 2 > _OF_ONE * square * float((x**2).sum()) for x in (*parts, parts.sum(axis=0))):
+            return False
+    return is_tried
 
 
 def left_out(x: Array, weights: Weights, error: Array) -> str:
