@@ -87,4 +87,4 @@ def rotation_faults() -> Iterator[tuple[Model, Fault]]:
     yield fault(STRETCHED, "YaRN's magnitude applied twice", "Qcur_rope", 0, "edit.steps", rope_magnitude=1.44)
     yield fault(STRETCHED, "YaRN's factors missing", "Qcur_rope", 0, "rope.factors", yarn=None)
     yield fault(PARTLY_STRETCHED, "YaRN in local layers, too", "Qcur_rope", LAYER, "rope.other_layers", local_layers=())
-    yield fault(STRETCHED, "positions divided by YaRN's factor", "Qcur_rope", 0, "edit.order", yarn=None, rope_scaling=4.0)
+    yield fault(STRETCHED, "positions divided by YaRN's factor", "Qcur_rope", 0, "read.rotation", yarn=None, rope_scaling=4.0)

@@ -4,7 +4,6 @@ import said_texts
 
 from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.measures import Judgement
-from bitnet_np.judge.readings import table
 from bitnet_np.judge.report.report import OperationVerdict, Report
 
 
@@ -19,7 +18,7 @@ def _keep(record, texts):
     record.__init__ = kept
 
 
-table.Hypothesis = lambda text, id: said_texts.SAID.add(text) or Hypothesis(text, id)  # each reading that finds something
+_keep(Hypothesis, lambda cause: [cause.text] if cause.id.startswith("read.") else [])  # those of known mistakes are made to be tried
 _keep(OperationVerdict, lambda verdict: [verdict.hypothesis])
 _keep(Judgement, lambda judgement: [judgement.explanation])
 _keep(Report, lambda report: report.notes)
