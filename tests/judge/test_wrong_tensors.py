@@ -136,6 +136,14 @@ SUM = {
     "at position 16 of 17: ffn_down is missing": X + BRANCH * (ROW < T - 1),
     "rows of the residual, ffn_inp, are shifted by one, the next one in the place": np.roll(X, -1, axis=0) + BRANCH,
 }
+RECIPROCAL = np.interp(1 + np.exp(-GATE), *np.array([1.2, 1.6, 2.2, 3]) ** [[1], [-1]])
+
+
+def by_parts(x):
+    """An activation that is 0 below a border and its input above another one."""
+    return np.where(GATE < -0.5, 0, np.where(GATE > 0.7, GATE, x))
+
+
 ACTIVATION = {
     "1 is added to ffn_up": silu(GATE) * (UP + 1),
     "ffn_gate is clipped beyond 0.8": silu(np.clip(GATE, -0.8, 0.8)) * UP,
@@ -145,6 +153,9 @@ ACTIVATION = {
     "ffn_gate is clipped above 0.6": silu(np.minimum(GATE, 0.6)) * UP,
     "elements of ffn_up are shifted by one, the one before": silu(GATE) * np.roll(UP, 1, axis=1),
     "the activation: it is another function of its input: {} instead of {} at -": GATE * np.tanh(np.logaddexp(0, GATE)) * UP,
+    "the activation: it is 0 below -0.5{} and its input above 0.7{}, and right elsewhere": by_parts(silu(GATE)) * UP,
+    "the activation: as a function of 1 + exp(-x), what it multiplies its input by is made of 5 straight lines": GATE * RECIPROCAL * UP,
+    "the activation: it is x * sigmoid(1 x + {} x^3) instead of x * sigmoid(1 x)": GATE / (1 + np.exp(-GATE - 0.1 * GATE**3)) * UP,
 }
 RESIDUAL = {
     "the result: rounded to e5m2": to_digits(X, 3),
