@@ -480,13 +480,9 @@ _OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8, 16, 32)
 
 def _axes_of(node: Node, is_result: bool) -> Iterator[tuple[int, str]]:
     """Yields the axes of a node along which things may be in another order, with what they are."""
-    what = (
-        "vector"
-        if _is_vector(node) and node.noun != "the factors of the frequencies"
-        else "matrix"
-        if node.noun in _MATRICES
-        else node.kind
-    )
+    what = "matrix" if node.noun in _MATRICES else node.kind
+    if _is_vector(node) and node.noun != "the factors of the frequencies":  # whose wrong laws a rotation shows
+        what = "vector"
     for axis, things in (*_THINGS.get(what if node.what != TOKENS else "", ()), *_RESULT * is_result):
         yield axis, things.format(noun=node.noun)
 

@@ -286,7 +286,8 @@ class Search:
             if self.work < kept:
                 self.left_out += 1
                 continue
-            if (number := _nearest(general, about, case.now) if general.grid else None) is None and general.grid:
+            number = _nearest(general, about, case.now) if general.grid else None
+            if general.grid and number is None:
                 continue
             one = general.with_number(number)
             self.work -= case.cost(one.computes)
