@@ -15,7 +15,7 @@ limit of a dump of last positions.
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -23,15 +23,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ContextLimitError, NonFiniteError, listed
 from ..model.records import MATRICES, Model
-from ..traces.points import Key
+from ..traces.points import TOP_EXPERTS, Key
 from .bounds import TINY
 from .first_looks import other_numbers
 from .honest_engines import dialects, engines_of_type, in_precision, other_choices, reach_of, roundings
 from .hypothesis import Compute, Hypothesis
+from .law import noise as noise_law
 from .law.expected import type_of
 from .law.graph import TOKENS
-from .law.noise import BFLOAT16_NOISE, COARSEST, COARSEST_SEEN, FINE, LARGEST_SEEN, doubt
+from .law.noise import BFLOAT16_NOISE, COARSEST, FINE, LARGEST_SEEN, doubt
 from .law.precision import FLASH, FLOAT32, NARROW_FLOATS, Precision
+from .law.products import has_blocks
 from .measures import Judgement, Reach, across, judge, limits, position_nmse, position_scale
 from .mistakes.catalogue import CACHE_ROUNDINGS
 from .mistakes.hypotheses import hypotheses, in_engine, sites
@@ -262,7 +264,10 @@ class _Target:
 
     def noise(self) -> str | None:
         """The noise that operations have, in words, if it is all that is wrong."""
-        level = self.noise_level(FINE if self.ids is None else COARSEST_SEEN)  # of a server little is known, and few mistakes are tried
+        level = self.noise_level(FINE if self.ids is None else noise_law.COARSEST_SPREAD)  # of a server few mistakes are tried
+        is_spread = self.is_spread if level > noise_law.COARSEST_BIASED else True
+        if not (level <= noise_law.COARSEST_SEEN if is_spread is None else is_spread):
+            return None
         return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach" if level else None
 
     def noise_level(self, most: float) -> float:
@@ -282,6 +287,28 @@ class _Target:
         if is_factor or not everywhere or judge(self.a, self.b, noisy).verdict == Verdict.WRONG:
             return 0.0
         return level
+
+    @cached_property
+    def is_spread(self) -> bool | None:
+        """Whether their error has no direction: no tensor of one layer or of all layers makes much of it by a factor. None: not known."""
+        return noise_law.is_spread(_centred(self.b) - _centred(self.a), self._effects(), in_logits=True)
+
+    def _effects(self) -> Iterator[NDArray[np.float64]]:
+        """Yields what a factor of each part of each tensor, of one layer and of all, does to the logits. Nothing where that is too much
+        work, where a file has blocks, which engines multiply as they are, and where the first positions are missing.
+        """
+        keys = [o.key for o in sites(self.base.model, self.base.dialect)[:-1] if o.key.name != TOP_EXPERTS]
+        work = noise_law.PARTS * len(keys) * self.work
+        if self.run_first is None or self.ids is None or has_blocks(self.base.model) or work > self.options.effort * _MOST_WORK:
+            return
+        ids, of_all = self.ids[: len(self.a)], dict[str, NDArray[np.float64]]()
+        for key in keys:
+            changes = [{key: partial(_with_part_changed, key, part)} for part in range(noise_law.PARTS)]
+            logits = self.run_first(with_each_computed(self.base, changes, ids, set()), len(changes), len(ids))
+            effect = _centred(logits) - _centred(self.a)
+            of_all[key.name] = of_all.get(key.name, 0.0) + effect
+            yield effect
+        yield from of_all.values()
 
     def made_by(self, x: NDArray) -> bool:
         """Whether logits are theirs but for roundings."""
@@ -346,7 +373,7 @@ class _Target:
     def distinct(self) -> NDArray[np.intp]:
         """The positions whose logits differ from those of earlier ones by more than roundings reach: equal tokens in a row make one error
         many times."""
-        a = self.a - self.a.mean(axis=1, keepdims=True, dtype=np.float64)
+        a = _centred(self.a)
         products = a @ a.T
         size = np.diag(products)[:, None]
         near = size + size.T - 2 * products <= self.reach.nmse * size
@@ -478,6 +505,15 @@ class LogitsCase(Case):
 
 def _wrong(judged: Judgement, mistake: str) -> Judgement:
     return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
+
+
+def _centred(x: Floats) -> NDArray[np.float64]:
+    """Logits [..., V] less their mean, which says nothing."""
+    return x - x.mean(axis=-1, keepdims=True, dtype=np.float64)
+
+
+def _with_part_changed(key: Key, part: int, values: Mapping[Key, NDArray]) -> NDArray:
+    return noise_law.with_parts_changed(values[key])[part]
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

@@ -36,7 +36,7 @@ from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
 from .law.levels import LEVELS, levels_of
 from .law.precision import DIGITS, FLASH, ROUNDOFF
-from .law.products import linear_of
+from .law.products import has_blocks, linear_of
 from .law.roundings import to_digits, to_eleven_bits
 from .law.running_error import next_experts
 from .measures import Reach, across, judge, limits
@@ -336,20 +336,18 @@ class TensorJudge:
         if alone is not None and alone.any() and not _noise_across(value, theirs, Reach(float(alone.mean()), alone)).odd:
             of_all = of_all._replace(odd="")
         is_coarse = of_all.may_be_format and noise_law.COARSEST_SEEN < of_all.level <= noise_law.COARSEST_SPREAD
-        return of_all._replace(is_spread=is_coarse and noise_law.is_spread(theirs - value, self._effects(span, value)))
+        return of_all._replace(is_spread=is_coarse and bool(noise_law.is_spread(theirs - value, self._effects(span, value))))
 
     def _effects(self, span: list[Operation], value: Array) -> Iterator[Array]:
         """Yields what a factor of each part of each tensor of a span does to its result. Nothing where that is too much work, where layers
         may have one cause, and where a file has blocks, which engines multiply as they are.
         """
         work = noise_law.PARTS * len(span) * sum(self.cost(site.key) for site in span)
-        has_blocks = any(not isinstance(w.weights, np.ndarray) for layer in self.model.layers for _, w in layer.linears())
-        if has_blocks or len({site.key.layer for site in span}) > 2 or work > self.options.effort * _OF_EFFECTS:
+        if has_blocks(self.model) or len({site.key.layer for site in span}) > 2 or work > self.options.effort * _OF_EFFECTS:
             return
         right, last = self.values(span), span[-1].key
         for key in (site.key for site in span[:-1] if site.key.name != TOP_EXPERTS):
-            parts = np.arange(right[key].shape[1]) * noise_law.PARTS // right[key].shape[1]
-            changed = [right[key] * (1 + noise_law.STEP * (parts == part)) for part in range(noise_law.PARTS)]
+            changed = noise_law.with_parts_changed(right[key])
             yield np.stack([self.values(span, {key: lambda values, x=x: x}, right)[last] - value for x in changed])
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:

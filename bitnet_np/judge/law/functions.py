@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Function] = {
     "nothing": lambda x: x,
 }
 """Activation functions. Each may stand in the place of another."""
+_UNCUT = 0.25  # of the numbers that are clipped: a limit that nearly all are beyond makes another constant of them
 ROOTS: dict[str, Function] = {"root": np.sqrt, "nothing": lambda x: x}
 CURVES: dict[str, Function] = {"tanh": np.tanh, "clipping to -1..1": lambda x: np.clip(x, -1, 1)}
 EXPONENTIALS: dict[str, Function] = {"exp": np.exp, "exp2": np.exp2, "sigmoid": spec.sigmoid}
@@ -272,7 +273,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rounded": lambda x, what: TYPES[what](x),
     "order": lambda x, what: ORDERS[what[0]](x, what[1]),
     "clipped": lambda x, limit: np.clip(x, -limit, limit),
-    "clipped above": np.minimum,
+    "clipped above": lambda x, limit: np.minimum(x, limit) if np.mean(x < limit) > _UNCUT else np.full_like(x, np.nan),
     "cut": lambda codes, most: np.clip(codes, -most - 1, most),
     "heads": lambda x, what: x.reshape(len(x), what, -1),
     "joined": lambda x: x.reshape(len(x), -1),

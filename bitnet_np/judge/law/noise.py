@@ -38,8 +38,10 @@ COARSEST_SEEN = 2.0**-6
 """The same of several operations and of logits, where a mistake has no place, and of sums of layers: int8 of whole tensors has 2^-6.6."""
 COARSEST_SPREAD = 2.0**-4
 """The same of several operations where no factor of a tensor between them makes much of the error: most weights of 4 bits."""
-PARTS, STEP = 8, 0.02
-"""Parts of a tensor that are multiplied one at a time by a factor, 1 + STEP, to see what that does to a later one."""
+COARSEST_BIASED = 2.0**-7
+"""The largest level of roundings of logits that have a direction, as numbers have that are cut: of 130 right engines one has 2^-7.07."""
+PARTS, _STEP = 8, 0.02
+"""Parts of a tensor that are multiplied one at a time by a factor, 1 + _STEP, to see what that does to a later one."""
 LARGEST_SEEN = 2.0**-4
 """The largest part of the squares of a result that is noise: float4 leaves 0.05 in a layer. In ternary models flipped codes reach far."""
 FLOAT16_NOISE = 2.0**-11 / 3**0.5
@@ -58,6 +60,7 @@ _PRODUCTS = 4  # fewest others of a layer to know its format
 _OF_VALUES = 0.25  # of the squared error of attention, of what is no sum of values; of noise in values alone half at least
 _TERM = 0.5  # of the squared error, of a factor of one term of a sum
 _OF_ONE = 0.1  # of the squared error, of a factor of a tensor between two or of a part of it: right engines leave 0.08
+_OF_ONE_IN_LOGITS = 0.15  # the same of logits, of factors of the tensors of all layers: right engines leave 0.123
 _OF_POSITIONS = 0.75  # the same of factors of all parts of a tensor at each position: right engines leave 0.5 in a width of 64
 
 
@@ -191,23 +194,29 @@ def odd_across(errors: Array, noisy: Array, level: float) -> str:
     return ""
 
 
-def is_spread(error: Array, effects: Iterable[Array]) -> bool:
-    """Whether an error [T, width] behind several operations has no direction, as noise of all of them has none; False without effects.
+def with_parts_changed(x: Array) -> list[Array]:
+    """A tensor [T, width] with each of its parts times a factor."""
+    parts = np.arange(x.shape[1]) * PARTS // x.shape[1]
+    return [x * (1 + _STEP * (parts == part)) for part in range(PARTS)]
+
+
+def is_spread(error: Array, effects: Iterable[Array], in_logits: bool = False) -> bool | None:
+    """Whether an error [T, width] behind several operations has no direction, as noise of all of them has none; None without effects.
 
     effects: [PARTS, T, width] for each tensor between, what a factor of each of its parts does to the result. A tensor that has lost
     numbers, or has others that do not depend on them, errs by its own negative and by something else: a factor explains half of what it
-    does. Or its parts have another factor at each position.
+    does. Or its parts have another factor at each position. in_logits: the result is logits, behind all tensors of a model.
     """
+    most, is_tried = _OF_ONE_IN_LOGITS if in_logits else _OF_ONE, None
     square = float((error**2).sum())
     if len(error) >= _ROWS and len(error) * float((error.mean(axis=0) ** 2).sum()) > _FACTOR * square:
         return False
-    is_tried = False
     for parts in effects:
         is_tried = True
         at_each = np.linalg.qr(np.moveaxis(parts, 0, 2))[0]
         if float((np.einsum("tip,ti->tp", at_each, error) ** 2).sum()) > _OF_POSITIONS * square:
             return False
-        if any(float((x * error).sum()) ** 2 > _OF_ONE * square * float((x**2).sum()) for x in (*parts, parts.sum(axis=0))):
+        if any(float((x * error).sum()) ** 2 > most * square * float((x**2).sum()) for x in (*parts, parts.sum(axis=0))):
             return False
     return is_tried
 

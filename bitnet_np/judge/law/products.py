@@ -23,6 +23,11 @@ def linear_of(model: Model, key: Key) -> Linear:
     return Linear(model.head, model.output_bias) if key.layer is None else getattr(model.layers[key.layer], FIELDS[key.name])
 
 
+def has_blocks(model: Model) -> bool:
+    """Whether a layer has matrices whose weights lie in codes, as of ggml's block types or ternary."""
+    return any(not isinstance(linear.weights, np.ndarray) for layer in model.layers for _, linear in layer.linears())
+
+
 def reads_codes(linear: Linear, dialect: Dialect) -> bool:
     """Whether the input is quantised to int8, one scale for each token."""
     weights = linear.weights
