@@ -135,10 +135,9 @@ def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
 def test_noise_has_no_cause():
     rng = np.random.default_rng(0)
     noise = lambda name, x, here: x + 0.02 * x.std() * rng.standard_normal(x.shape) if name in ("Qcur", "ffn_up") else None  # noqa: E731
-    points = dumped(noise)
-    report = judge_trace(model(), points, IDS, precision=FLOAT32)
+    report = judge_trace(model(), dumped(noise, layers=(0,)), IDS, precision=FLOAT32)
     assert (report.verdict, report.first_wrong.hypothesis) == (Verdict.WRONG, None)
-    assert "of noise, everywhere alike" in judge_trace(model(), points, IDS).reason
+    assert "of noise, everywhere alike" in judge_trace(model(), dumped(noise), IDS).reason
 
 
 def test_what_is_not_tried_is_said(monkeypatch):

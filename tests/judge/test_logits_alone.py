@@ -226,7 +226,7 @@ def test_a_precision_is_named_only_where_logits_err_in_its_direction():
     assert "would explain it" not in as_large.reason
 
 
-def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
+def test_what_takes_too_much_time_is_said(monkeypatch):
     model = random_model(0, family="llama", n_layers=2, width=32, ffn=32, heads=2, kv_heads=1, head_dim=16, vocab=40)
     ids = np.arange(6)
     other = replace(model.layers[1], ffn_norm=np.ones_like(model.layers[1].ffn_norm))
@@ -234,12 +234,10 @@ def test_what_takes_too_much_time_is_said_and_tried_with_more(monkeypatch):
     little = check(model, ids, theirs, budget=0)
     assert little.logits.explanation is None
     assert "the search for causes ended after its 0 s: --budget 20 tries more" in little.reason
-    with monkeypatch.context() as patched:
-        patched.setattr(logits_alone, "_MOST_WORK", 10**6)
-        patched.setattr(Search, "unnamed", lambda *_: None)  # what is no known mistake would be tried for half a minute
-        little = check(model, ids, theirs)
-        assert "known mistakes in one layer alone were tried on logits: --budget 150 tries more" in little.reason
-    assert "the norm's weight is missing" in check(model, ids, theirs).reason
+    monkeypatch.setattr(logits_alone, "_MOST_WORK", 10**6)
+    monkeypatch.setattr(Search, "unnamed", lambda *_: None)  # what is no known mistake would be tried for half a minute
+    little = check(model, ids, theirs)
+    assert "known mistakes in one layer alone were tried on logits: --budget 150 tries more" in little.reason
 
 
 def test_of_a_common_factor_only_the_last_operations_are_asked(monkeypatch):

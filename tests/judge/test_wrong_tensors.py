@@ -632,14 +632,11 @@ def test_values_that_are_right_within_a_thousandth_are_not_said_to_be_others(see
     """Where first tokens are equal, the values that explain attention's numbers differ from the right ones by roundings alone."""
     model = random_model(seed, family="qwen3", weights="float32", n_layers=1, width=64, heads=1, kv_heads=1, head_dim=32, ffn=64, vocab=64)
     ids = np.array([5, 5, 5, 5, 9, 2, 7, 1, 3])
-    points = dict(recorded(model, ids))
+    points = recorded(model, ids)
     q, k, v = (points[Key(name, 0)].reshape(len(ids), -1).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
     weights = softmax(q @ k.T / np.sqrt(32), np.tri(len(ids)) > 0)
     v[:3] += size * np.abs(v).max() * np.random.default_rng(seed).standard_normal(v[:3].shape)
-    points[Key("kqv_out", 0)] = (weights @ v).astype(np.float32)
-    report = check(model, ids, only(points, "kqv_out", "Qcur_rope", "Kcur_rope", "Vcur"), strict=True)
-    assert report.first_wrong.key == Key("kqv_out", 0)
-    assert "are others" not in report.reason
+    assert "are others" not in read_off(model, ids, points, Key("kqv_out", 0), weights @ v)
 
 
 def test_a_rotation_by_position_0_is_no_buffer_that_was_written_to_again():
