@@ -29,6 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Scalar = float | None
 
 
 def embed(table: Array, tokens: ArrayLike) -> Array:  # [V, D], [T] -> [T, D]
@@ -36,24 +38,29 @@ def embed(table: Array, tokens: ArrayLike) -> Array:  # [V, D], [T] -> [T, D]
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:  # [T, D], [D] -> [T, D]
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + eps) * gain
+    square = x * x
+    mean_square = np.mean(square, axis=-1, keepdims=True)
+    root = np.sqrt(mean_square + eps)
+    return x / root * gain
 
 
 def layer_norm(x: Array, gain: Array, bias: Any, eps: float) -> Array:  # [T, D], [D], [D] -> [T, D]
     mean = np.mean(x, axis=-1, keepdims=True)
-    return rms_norm(x - mean, gain, eps) + bias
+    centred = x - mean
+    return rms_norm(centred, gain, eps) + bias
 
 
 def quantize(x: Array) -> tuple[Array, Array]:  # [T, M] -> integers -127..127 [T, M], steps per unit [T, 1]
-    largest = np.abs(x).max(axis=-1, keepdims=True)
+    magnitude = np.abs(x)
+    largest = magnitude.max(axis=-1, keepdims=True)
     scale = 127 / np.maximum(1e-5, largest)
     return np.rint(x * scale), scale
 
 
 def ternary_matmul(q: Array, scale: Array, matrix: NDArray, w_scale: float) -> Array:
     # [T, M], [T, 1], [N, M] -> [T, N]
-    total = q @ matrix.T.astype(np.float64)
+    weights = matrix.T.astype(np.float64)
+    total = q @ weights
     return total / scale * w_scale
 
 
@@ -63,8 +70,9 @@ def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
 
 def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> Array:
     # [T] -> radians [T, J]
-    frequency = base ** (-np.arange(pairs) / pairs)
-    return np.multiply.outer(position, frequency / factors)
+    exponent = -np.arange(pairs) / pairs
+    frequency = base**exponent / factors
+    return np.multiply.outer(position, frequency)
 
 
 def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
@@ -74,10 +82,13 @@ def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:
         wavelength = yarn.original / (turns * 2 * math.pi)
         return pairs * math.log(wavelength) / math.log(base)
 
-    low, high = pair(yarn.fast), pair(yarn.slow)
+    low = pair(yarn.fast)
+    high = pair(yarn.slow)
     if yarn.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, 2 * pairs - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, 2 * pairs - 1)
     width = (high - low) or 0.001
     fallen = (np.arange(pairs) - low) / width
     return 1 - np.clip(fallen, 0, 1)
@@ -96,9 +107,11 @@ def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0
     first, second = i, i + half
     if pairs == "adjacent":
         first, second = 2 * i, 2 * i + 1
-    a, b = x[..., first], x[..., second]
-    cos = magnitude * np.cos(angle)[:, None]
-    sin = magnitude * np.sin(angle)[:, None]
+    a = x[..., first]
+    b = x[..., second]
+    angle = angle[:, None]
+    cos = magnitude * np.cos(angle)
+    sin = magnitude * np.sin(angle)
     out = x.copy()
     out[..., first] = a * cos - b * sin
     out[..., second] = a * sin + b * cos
@@ -123,25 +136,31 @@ def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None
     # [q_len, k_len] of 0 and -inf
     q = past + np.arange(q_len)[:, None]
     k = np.arange(k_len)
-    seen = (k <= q) & (k > q - (window or np.inf))
+    distance = q - k
+    is_past = distance >= 0
+    seen = is_past & (distance < (window or np.inf))
     return np.where(seen, 0.0, -np.inf)
 
 
 def by_query_head(kv: Array, heads: int) -> Array:
     # [S, G, K] -> [S, H, K]; query head h reads key-value head h // (H / G)
-    return np.repeat(kv, heads // kv.shape[1], axis=1)
+    group = heads // kv.shape[1]
+    return np.repeat(kv, group, axis=1)
 
 
 def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees nothing gives zeros
+    least = np.finfo(np.float64).min
     largest = scores.max(axis=-1, keepdims=True)
-    largest = np.maximum(largest, np.finfo(np.float64).min)  # -inf - -inf would be NaN
+    largest = np.maximum(largest, least)  # -inf - -inf would be NaN
     p = np.exp(scores - largest)
     total = p.sum(axis=-1, keepdims=True)
     return p / np.maximum(total, 1)  # the total is at least 1 where a row sees something
 
 
-def soft_cap(x: Array, cap: float | None) -> Array:  # numbers of any shape, between -cap and cap
-    return x if cap is None else cap * np.tanh(x / cap)
+def soft_cap(x: Array, cap: Scalar) -> Array:  # numbers of any shape, between -cap and cap
+    if cap is None:
+        return x
+    return cap * np.tanh(x / cap)
 
 
 def by_head(x: Array) -> Array:  # [T, H, K] -> [H, T, K], or back
@@ -149,13 +168,14 @@ def by_head(x: Array) -> Array:  # [T, H, K] -> [H, T, K], or back
 
 
 def attention_weights(
-    q: Array, k: Array, mask: Array, scale: float | None = None, cap: float | None = None
+    q: Array, k: Array, mask: Array, scale: Scalar = None, cap: Scalar = None
 ) -> Array:  # [T, H, K], [S, G, K], [T, S] -> [H, T, S]
     _, heads, width = q.shape
     scale = width**-0.5 if scale is None else scale
     keys = by_head(by_query_head(k, heads))
-    scores = by_head(q) @ keys.swapaxes(1, 2) * scale
-    return softmax(soft_cap(scores, cap) + mask)
+    products = by_head(q) @ keys.swapaxes(1, 2)
+    scores = soft_cap(products * scale, cap)
+    return softmax(scores + mask)
 
 
 def weighted_values(p: Array, v: Array) -> Array:  # [H, T, S], [S, G, K] -> [T, H, K]
@@ -164,24 +184,27 @@ def weighted_values(p: Array, v: Array) -> Array:  # [H, T, S], [S, G, K] -> [T,
 
 
 def attend(
-    q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None
+    q: Array, k: Array, v: Array, mask: Array, scale: Scalar = None, cap: Scalar = None
 ) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
     p = attention_weights(q, k, mask, scale, cap)
     return weighted_values(p, v)
 
 
-def top_experts(logits: Array, k: int) -> NDArray[np.intp]:
+def top_experts(logits: Array, k: int) -> Ints:
     # [T, E] -> [T, k] by falling logits; of equal ones the lower number first
-    order = np.argsort(-logits, axis=-1, kind="stable")
+    falling = -logits
+    order = np.argsort(falling, axis=-1, kind="stable")
     return order[:, :k]
 
 
-def expert_weights(logits: Array, experts: NDArray[np.intp], normalized: bool) -> Array:
+def expert_weights(logits: Array, experts: Ints, normalized: bool) -> Array:
     # [T, E], [T, k] -> [T, k]
-    weights = np.take_along_axis(softmax(logits), experts, axis=-1)
-    if normalized:
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-    return weights
+    p = softmax(logits)
+    weights = np.take_along_axis(p, experts, axis=-1)
+    if not normalized:
+        return weights
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / total
 
 
 def mix(y: Array, weights: Array) -> Array:  # [T, k, D], [T, k] -> [T, D]
@@ -197,7 +220,9 @@ def pool(x: Array, pooling: str) -> Array:
     # [T, D] -> [1, D]; the one vector of a sequence that an embedding model gives
     if pooling == "mean":
         return x.mean(axis=0, keepdims=True)
-    return x[:1] if pooling == "cls" else x[-1:]
+    if pooling == "cls":
+        return x[:1]
+    return x[-1:]
 
 
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
@@ -211,11 +236,13 @@ def silu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
 
 def gelu(x: Array) -> Array:  # [T, F] -> [T, F]
     erfc = np.vectorize(math.erfc)
-    return x / 2 * erfc(-x / math.sqrt(2))
+    t = -x / math.sqrt(2)
+    return x / 2 * erfc(t)
 
 
 def gelu_tanh(x: Array) -> Array:  # [T, F] -> [T, F]; the approximation
-    y = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    cubic = x + 0.044715 * x**3
+    y = math.sqrt(2 / math.pi) * cubic
     return x / 2 * (1 + np.tanh(y))
 
 
@@ -246,28 +273,40 @@ def norm(c: Any, x: Array, gain: Array, bias: Any = None) -> Array:
 
 def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
     if w.norm is not None:
-        x = rms_norm(x, w.norm, w.norm_eps or c.eps)
+        eps = w.norm_eps or c.eps
+        x = rms_norm(x, w.norm, eps)
     if w.int8:
         q, scale = quantize(x)
         y = ternary_matmul(q, scale, w.matrix, w.scale)
     else:
         y = matmul(x, w.matrix) * w.scale
-    return y if w.bias is None else y + w.bias
+    if w.bias is None:
+        return y
+    return y + w.bias
+
+
+def head_norm(x: Array, gain: Array, eps: float) -> Array:
+    # [T, HK], [K] -> [T, H, K]; one norm of all heads if the gain is [HK]
+    heads = x.reshape(len(x), -1, gain.size)
+    return rms_norm(heads, gain, eps)
 
 
 def rotated(model: Any, n: int, x: Array) -> Array:
     # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
-    c, position = model.config, np.arange(len(x))
+    c = model.config
+    position = np.arange(len(x))
     if n in c.local_layers:
         base = c.local_rope_base or c.rope_base
         return rope(x, position, base, c.rope, c.rope_width)
+    scaled = position / c.rope_scaling
     factors = 1.0 if model.rope_factors is None else model.rope_factors
-    position = position / c.rope_scaling
-    return rope(x, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
+    return rope(x, scaled, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
 
 
 def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
-    c, w, t = model.config, model.layers[n], len(h)
+    c = model.config
+    w = model.layers[n]
+    t = len(h)
     x = h
     if w.attn_norm is not None:
         x = note("attn_norm", norm(c, h, w.attn_norm, w.attn_norm_bias))
@@ -275,19 +314,19 @@ def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [
     k = note("Kcur", linear(c, x, w.attn_k))
     v = note("Vcur", linear(c, x, w.attn_v))
     if w.attn_q_norm is not None:
-        q = q.reshape(t, -1, w.attn_q_norm.size)
-        q = note("Qcur_normed", rms_norm(q, w.attn_q_norm, c.eps))
+        q = note("Qcur_normed", head_norm(q, w.attn_q_norm, c.eps))
     if w.attn_k_norm is not None:
-        k = k.reshape(t, -1, w.attn_k_norm.size)
-        k = note("Kcur_normed", rms_norm(k, w.attn_k_norm, c.eps))
+        k = note("Kcur_normed", head_norm(k, w.attn_k_norm, c.eps))
     q = q.reshape(t, -1, c.head_dim)
     k = k.reshape(t, -1, c.head_dim)
     v = v.reshape(t, -1, c.head_dim)
-    if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
+    has_rope = c.rope_layers is None or n in c.rope_layers
+    if c.rope != "none" and has_rope:
         q = note("Qcur_rope", rotated(model, n, q))
         k = note("Kcur_rope", rotated(model, n, k))
     has_window = c.window_layers is None or n in c.window_layers
-    mask = causal_mask(t, t, window=c.window if has_window else None)
+    window = c.window if has_window else None
+    mask = causal_mask(t, t, window=window)
     x = attend(q, k, v, mask, c.attention_scale, c.score_cap)
     x = note("kqv_out", x.reshape(t, -1))
     if w.attn_sub_norm is not None:
@@ -298,52 +337,64 @@ def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [
     return x
 
 
+def expert_linears(c: Any, w: Any, experts: Ints, name: str, x: Array) -> Array:
+    # [T, k], field, [Tk, M] -> [T, k, N]; row by row, each by the matrix of its expert
+    slots = x.reshape(experts.size, 1, -1)
+    rows = []
+    for number, y in zip(experts.flat, slots, strict=True):
+        expert = w.experts[number]
+        matrix = getattr(expert, name)
+        rows.append(linear(c, y, matrix))
+    shape = *experts.shape, -1
+    return np.reshape(rows, shape)
+
+
 def mixture(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; of each token's experts
     scores = note("ffn_moe_logits", linear(c, x, w.ffn_gate_inp))
     experts = note("ffn_moe_topk", top_experts(scores, c.experts_used))
     weights = expert_weights(scores, experts, c.normalized_experts)
     weights = note("ffn_moe_weights", weights)
-
-    def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]; by the matrix of each slot's expert
-        rows = []
-        for of_token, chosen in zip(x, experts, strict=True):
-            matrices = [getattr(w.experts[e], name) for e in chosen]
-            slots = zip(of_token, matrices, strict=True)
-            rows.append([linear(c, y[None], matrix)[0] for y, matrix in slots])
-        return np.array(rows)
-
-    x = np.repeat(x[:, None], c.experts_used, axis=1)
-    gate = note("ffn_moe_gate", each(x, "ffn_gate"))
-    up = note("ffn_moe_up", each(x, "ffn_up"))
-    x = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
-    y = note("ffn_moe_down", each(x, "ffn_down"))
+    activate = ACTIVATIONS[c.activation]
+    by_slot = partial(expert_linears, c, w, experts)
+    x = np.repeat(x, c.experts_used, axis=0)
+    gate = note("ffn_moe_gate", by_slot("ffn_gate", x))
+    up = note("ffn_moe_up", by_slot("ffn_up", x))
+    x = note("ffn_moe_swiglu", activate(gate, up))
+    y = note("ffn_moe_down", by_slot("ffn_down", x))
     return note("ffn_moe_out", mix(y, weights))
 
 
 def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; what every token takes
-    inner = []
-    if w.ffn_gate is not None:
-        inner.append(note("ffn_gate", linear(c, x, w.ffn_gate)))
-    inner.append(note("ffn_up", linear(c, x, w.ffn_up)))
-    y = note("ffn_out", ACTIVATIONS[c.activation](*inner))
+    activate = ACTIVATIONS[c.activation]
+    if w.ffn_gate is None:
+        up = note("ffn_up", linear(c, x, w.ffn_up))
+        y = note("ffn_out", activate(up))
+    else:
+        gate = note("ffn_gate", linear(c, x, w.ffn_gate))
+        up = note("ffn_up", linear(c, x, w.ffn_up))
+        y = note("ffn_out", activate(gate, up))
     if w.ffn_sub_norm is not None:
         y = note("ffn_sub_norm", rms_norm(y, w.ffn_sub_norm, c.eps))
     y = note("ffn_down", linear(c, y, w.ffn_down))
     if w.ffn_gate_inp_shexp is None:
         return y
-    gate = sigmoid(x @ w.ffn_gate_inp_shexp[:, None])
+    score = x @ w.ffn_gate_inp_shexp[:, None]
+    gate = sigmoid(score)
     return note("ffn_shexp_out", y * gate)
 
 
 def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:
     # [T, D] -> [T, D]; the branch of layer n
-    c, w = model.config, model.layers[n]
+    c = model.config
+    w = model.layers[n]
     x = h
     if w.ffn_norm is not None:
         x = note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
     if c.shared_norm and w.attn_norm is not None:
         x = norm(c, h, w.attn_norm, w.attn_norm_bias)  # attention's input again
-    y: Any = mixture(c, w, x, note) if w.experts else 0.0
+    y: Any = 0.0
+    if w.experts:
+        y = mixture(c, w, x, note)
     if w.ffn_up is not None:
         y = y + dense(c, w, x, note)
     if w.post_ffw_norm is not None:
@@ -351,7 +402,11 @@ def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:
     return y
 
 
-def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda *point: None) -> Array:
+def ignore(name: str, n: int | None, x: NDArray) -> None:
+    """Record nothing."""
+
+
+def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = ignore) -> Array:
     # [T] -> logits [T, V]
     c = model.config
 
@@ -361,7 +416,8 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda 
 
     h = note("inp_embd", embed(model.token_embd, tokens))
     if model.position_embd is not None:
-        h = note("inpL", h + model.position_embd[: len(h)])
+        positions = model.position_embd[: len(h)]
+        h = note("inpL", h + positions)
     if c.embedding_scale != 1:
         h = note("inp_scaled", h * c.embedding_scale)
     for n in range(c.n_layers):
@@ -369,7 +425,8 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda 
         attended = attention(model, n, h, in_layer) * c.residual_scale
         if not c.parallel_residual:
             h = in_layer("ffn_inp", h + attended)
-        h = h + feed_forward(model, n, h, in_layer) * c.residual_scale
+        fed = feed_forward(model, n, h, in_layer) * c.residual_scale
+        h = h + fed
         if c.parallel_residual:
             h = h + attended
         h = in_layer("l_out", h)
@@ -380,5 +437,6 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda 
     logits = matmul(x, head)
     if model.output_bias is not None:
         logits = logits + model.output_bias
-    logits = soft_cap(logits / c.logit_scale, c.logit_cap)
+    scaled = logits / c.logit_scale
+    logits = soft_cap(scaled, c.logit_cap)
     return note("result_output", logits)

@@ -1,8 +1,8 @@
-"""Speed and memory on this machine, beside the machine's peaks and other engines.
+"""Speed and memory on this machine, compared with the machine's peaks and other engines.
 
 Results are checked before they are timed: finite, the same bits with every number of threads and by another path. Rounds alternate over
 cases, thread counts and engines, because machines drift; medians over the rounds are printed, and medians of the rounds' ratios. The
-machine's own peaks are measured in the same rounds. Compilation happens before, and has a bench of its own.
+machine's own peaks are measured in the same rounds. Compilation happens before, and has a separate bench.
 """
 
 import argparse
@@ -51,12 +51,12 @@ BENCHES = {
     "masks": Bench(operations.mask_arrays, operations.mask_tables, "masks as arrays by several ways, and hits of their cache"),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
-    "neighbours": Bench(neighbours.cases, neighbours.tables, "prefill and decode beside processes that keep cores busy"),
-    "gradients": Bench(gradients.cases, gradients.tables, "loss and gradients of a batch, beside its forward pass"),
+    "neighbours": Bench(neighbours.cases, neighbours.tables, "prefill and decode next to processes that keep cores busy"),
+    "gradients": Bench(gradients.cases, gradients.tables, "loss and gradients of a batch, compared with its forward pass"),
     "memory": Bench(memory.cases, memory.tables, "what a call allocates"),
 }
 FORWARDS = {"prefill", "decode"}
-"""The benches that other engines run, too."""
+"""The benches that other engines also run."""
 FOLLOWING = FORWARDS | {"products"}
 """Those that can follow other engines' roundings."""
 

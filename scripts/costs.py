@@ -76,7 +76,7 @@ def _launches() -> Iterator[Counter[str]]:
         sys.setprofile(before)
 
 
-@mock.patch.multiple(amx, unit=lambda: None)  # matrix tiles have launches of their own, which few processors would repeat
+@mock.patch.multiple(amx, unit=lambda: None)  # matrix tiles have separate launches, which few processors would repeat
 @mock.patch.object(ternary_product, "LEAST", 3)  # each processor has another number: from 3 tokens on, all have the same kernel
 def costs() -> Costs:
     """The costs of all workloads on both models."""

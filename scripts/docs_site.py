@@ -1,4 +1,4 @@
-"""What MkDocs asks of the documentation site beside .mkdocs.yml: pages from outside docs/, their links, the API from the docstrings.
+"""What MkDocs needs in addition to .mkdocs.yml: pages from outside docs/, their links, the API from the docstrings.
 
 `mkdocs build -f .mkdocs.yml` and `mkdocs serve -f .mkdocs.yml` call these functions by their names.
 """
@@ -65,7 +65,7 @@ def examples(markdown: str) -> dict[str, str]:
 
 
 class FieldComments(griffe.Extension):
-    """Comments behind fields of records are their documentation on the page, too."""
+    """Comments behind fields of records are also their documentation on the page."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **arguments: Any) -> None:
         """Take the comment of the field's last line, unless it has a docstring."""

@@ -8,7 +8,7 @@ The seeds, the sound files that are changed, are small models of every family an
 tokenizers, and dumps of every format that the judge reads; or the GGUF files and folders on the command line, which should be small. A
 model that loads is run, because kernels have no bounds checks. A finding is an exception of another kind, a crash, more than a second of
 processor time (without compiling), or more memory than the file's size and 64 MB.
-Case n depends on n alone, and the first n is --seed, so that seed and `--cases 1` repeat a finding. Cases run in processes of their own;
+Case n depends on n alone, and the first n is --seed, so that seed and `--cases 1` repeat a finding. Cases run in separate processes;
 `--jobs 0` runs them in this one. The exit status is 1 if there are findings.
 """
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default %(default)s); 0 runs all cases in this one"
     )
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this many seconds")
     parser.add_argument("--save", type=Path, metavar="DIR", help="save the files of findings in this folder")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _worker(
     options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int
 ) -> tuple[Callable[[int], list[str]], int, int, Path]:
-    """The arguments of `supervise` for one of so many processes."""
+    """The arguments of `supervise` for one of several processes."""
     limits = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
 
     def command(first: int) -> list[str]:

@@ -2,7 +2,7 @@
 
     python scripts/gpu_check.py --json gpu.json
 
-Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest; this package need not be installed. Each part runs in a process of its own,
+Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest; this package need not be installed. Each part runs in a separate process,
 because after an error a process may have lost the GPU, and the JSON is written after each. Exit codes: 0 all is well, 1 something is
 wrong, 3 no GPU. `--interpret` runs the same code on tiny shapes without a GPU, by interpreting the compiled kernels. It shows only that
 this script works: its times mean nothing.
@@ -95,7 +95,7 @@ def timed(on: Any, run: Callable[[], Any], times: int) -> float:
 
 
 def placed(on: Any, layers: int, vocab: int) -> tuple[Model, Model]:
-    """A random model of BitNet's 2B shape, and the same on the device. Its layers are alike, each with memory of its own there."""
+    """A random model of BitNet's 2B shape, and the same on the device. Its layers are alike, each with separate memory there."""
     shape: dict[str, Any] = SHAPE | {"n_layers": 1, "vocab": vocab}
     one = random_model(0, **shape, table="float16")
     model = replace(one, config=replace(one.config, n_layers=layers), layers=one.layers * layers)
@@ -129,7 +129,7 @@ def read(on: Any, on_device: Model, n: int) -> None:
 
 
 def steps(on: Any, on_device: Model, batch: int, start: int) -> Callable[[], object]:
-    """A step of decoding by so many sequences that hold `start` positions each; it may be called STEPS + 3 times."""
+    """A step of decoding by this many sequences that hold `start` positions each; it may be called STEPS + 3 times."""
     cache = new_cache(on_device.config, batch, start + STEPS + 3, on)
     cache.lengths[:] = start  # of zeros: what is in the cache changes no time
     return partial(forward, on_device, np.zeros((batch, 1), np.int64), cache, last_only=True, ops=on)
@@ -193,7 +193,7 @@ def busy(run: Callable[[], object]) -> float | None:
 
 
 def memory(on: Any) -> dict[str, Any]:
-    """Bytes that forward passes take on the device at most, beside the weights: whole sequences, and token by token."""
+    """Bytes that forward passes take on the device at most, in addition to the weights: whole sequences, and token by token."""
     model, on_device = placed(on, LAYERS, VOCAB)
     found = {}
     for n in PROMPTS:

@@ -1,6 +1,6 @@
 """Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
-A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; so are those
+A small separate engine (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; so are those
 of models with experts (judging/experts.py), with local layers and with YaRN (judging/rotations.py), and of embedding models
 (judging/pooling.py). A fault should be found, blamed on the
 right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of the engine, which sum in other
@@ -235,7 +235,7 @@ def honest_verdicts(seed: int, only: tuple[str, ...], narrow: bool) -> list[str]
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="print the whole table (default: the summary and the failures)")
-    parser.add_argument("--honest", type=int, default=200, metavar="N", help="run at least so many honest runs (default 200)")
+    parser.add_argument("--honest", type=int, default=200, metavar="N", help="run at least this many honest runs (default 200)")
     parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps of these tensors only")
     parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")

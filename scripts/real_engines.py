@@ -204,7 +204,7 @@ def rows(families: list[str], seeds: int, peers: list[Peer], bugs: tuple[Bug, ..
                         if bug is None or peer.name.startswith(bug.engines):
                             try:
                                 trace = peer.run(readable(folder, peer.reads), tokens)
-                            except Exception as error:  # an engine that does not know a family fails in a way of its own
+                            except Exception as error:  # an engine that does not know a family fails in its own way
                                 print(f"NOT RUN: {family} in {peer.name}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
                                 break
                             bug = bug or next(

@@ -292,7 +292,7 @@ NOT_PLANTED = {
     """,
     "chooses among ways of the same bits": "engine.network._Step.observed base.block_formats.Integers.four_bits",
     "runs for kernels alone: no pass of the contract is recorded": "engine.repeats.*",
-    "does nothing": "engine.network.ignore",
+    "does nothing": "engine.network.ignore spec.ignore",
     "is declared here, and computed by backends": "engine.backend.*",
     "reads or writes files": "base.whole_file.*",
 }

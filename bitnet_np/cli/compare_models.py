@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [opened(arguments, path) for path in (arguments.ours, arguments.theirs)]
     sequences, dialect = inputs[0].sequences(), dialect_of(arguments)
     names = (str(inputs[0].source.path), str(inputs[1].source.path))
-    ours, theirs = (each.model() for each in inputs)
+    ours, theirs = (source.model() for source in inputs)
     how = {"names": names, "dialect": dialect, "ops": arguments.ops, "progress": progress.bar("comparing")}
     difference = compare_models(ours, theirs, sequences, **how)
     heading = f"{names[1]} against {names[0]}: {len(difference.kl)} tokens, dialect {dialect.name}"

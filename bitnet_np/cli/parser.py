@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
     def takes_nothing(self) -> bool:
         """Whether it can do without any argument."""
         alternatives: list[Any] = [*self._actions, *self._mutually_exclusive_groups]
-        return not any(one.required for one in alternatives)
+        return not any(alternative.required for alternative in alternatives)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help or usage. Raises OSError where argparse would lose it."""

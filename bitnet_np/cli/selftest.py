@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     seconds, machine = time.perf_counter() - start, _machine()
     fine = all(ok for _, ok in results)
     facts = machine | {"fine": fine, "kernels": dict(results), "seconds": seconds} | ({"against": against} if against else {})
-    same, other = ("the same", "kernels and contract differ") if against else ("as known", "this machine computes something else")
+    same, differs = ("the same", "kernels and contract differ") if against else ("as known", "this machine computes something else")
     parts = [
-        outcome(fine, f": {f'all {same}' if fine else other}, {seconds:.1f} s"),
+        outcome(fine, f": {f'all {same}' if fine else differs}, {seconds:.1f} s"),
         table(("machine", ""), [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]),
         table(("kernel", "bits"), [(name, same if ok else "DIFFER") for name, ok in results]),
     ]

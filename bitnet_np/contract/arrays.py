@@ -19,7 +19,9 @@ SIZE = 1 << 16  # numbers of a result that are computed at a time: no array outg
 
 def slices(count: int, step: int) -> list[slice]:
     """All of `count` items, at most `step` at a time, but at least one."""
-    return [slice(n, min(n + max(1, step), count)) for n in range(0, count, max(1, step))]
+    step = max(1, step)
+    starts = range(0, count, step)
+    return [slice(start, min(start + step, count)) for start in starts]
 
 
 def parts(count: int, numbers: int, most: int = SIZE) -> list[slice]:

@@ -30,7 +30,8 @@ def attend(
     later ones do not count."""
     bias = _causal(position, window)
     counted = _causal(position, None) == 0
-    return _by_parts(_attended, _Rows(q, k, v, slot, bias, counted, _scale(q, scale), cap))
+    rows = _Rows(q, k, v, slot, bias, counted, _scale(q, scale), cap)
+    return _by_parts(_attended, rows)
 
 
 def attend_float16(
@@ -46,7 +47,8 @@ def attend_float16(
     """Probabilities normalised and rounded to float16; their sum before, and the sum over values,
     in float64 and in key order."""
     bias = _causal(position, window)
-    return _by_parts(_attended_in_float16, _Rows(q, k, v, slot, bias, bias == 0, _scale(q, scale), cap))
+    rows = _Rows(q, k, v, slot, bias, bias == 0, _scale(q, scale), cap)
+    return _by_parts(_attended_in_float16, rows)
 
 
 def attend_masked(
@@ -60,8 +62,10 @@ def attend_masked(
     cap: Scalar = None,
 ) -> Floats:  # [R, H, K], [B, S, G, K] x 2, [R] x 2, [1 or B, T, n] -> [R, H, K]
     """Row r adds mask[slot[r] or 0, position[r]] to its scores. A row that sees no key gives zeros."""
-    bias = mask[np.minimum(slot, len(mask) - 1), position]
-    return _by_parts(_attended, _Rows(q, k, v, slot, bias, bias > -np.inf, _scale(q, scale), cap))
+    last = len(mask) - 1
+    bias = mask[np.minimum(slot, last), position]
+    rows = _Rows(q, k, v, slot, bias, bias > -np.inf, _scale(q, scale), cap)
+    return _by_parts(_attended, rows)
 
 
 def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
@@ -76,7 +80,10 @@ def _causal(position: Places, window: int | None) -> Floats:  # [R] -> [R, n]
 
 def _scale(q: Floats, scale: Scalar) -> f32:
     """What multiplies q . k: 1 / sqrt(K), if it is not given."""
-    return f32(1) / np.sqrt(f32(q.shape[2])) if scale is None else scale
+    if scale is not None:
+        return scale
+    width = f32(q.shape[2])
+    return f32(1) / np.sqrt(width)
 
 
 class _Rows(NamedTuple):
@@ -91,9 +98,12 @@ class _Rows(NamedTuple):
     scale: f32
     cap: Scalar
 
-    def part(self, rows: slice) -> "_Rows":
-        bias, counted = self.bias[rows], self.counted[rows]
-        return self._replace(q=self.q[rows], slot=self.slot[rows], bias=bias, counted=counted)
+    def of(self, rows: slice) -> "_Rows":
+        q = self.q[rows]
+        slot = self.slot[rows]
+        bias = self.bias[rows]
+        counted = self.counted[rows]
+        return self._replace(q=q, slot=slot, bias=bias, counted=counted)
 
     def kept(self, array: NDArray, keys: Places) -> Floats:  # [B, S, G, K], [n] -> [R, n, H, K]
         """Keys or values of some positions, in float32 and for each head. int16 stands for float16's bits."""
@@ -107,13 +117,14 @@ class _Rows(NamedTuple):
 def _by_parts(attention: Callable[[_Rows], Floats], rows: _Rows) -> Floats:
     """Attention of some rows at a time: no row depends on another."""
     pieces = parts(len(rows.q), CHUNK * rows.q.shape[1])
-    results = [attention(rows.part(piece)) for piece in pieces]
+    results = [attention(rows.of(piece)) for piece in pieces]
     return np.concatenate(results)
 
 
 @np.errstate(all="ignore")
 def _scores(rows: _Rows, keys: Places) -> Floats:  # [n] -> [R, n, H], -infinity where a key is not seen
-    s = dot(rows.q[:, None], rows.kept(rows.k, keys)) * rows.scale
+    products = dot(rows.q[:, None], rows.kept(rows.k, keys))
+    s = products * rows.scale
     if rows.cap:
         s = soft_cap(s, rows.cap)
     bias = rows.bias[:, keys, None]
@@ -135,14 +146,16 @@ def _attended(rows: _Rows) -> Floats:  # [R, H, K]
         s = _scores(rows, keys)
         m = s.max(axis=1)
         p = np.where(seen[..., None], exp(s - m[:, None]), f32(0))
-        part_weight = lane_sum(np.moveaxis(p, 1, 2))[..., None]
-        part = _weighted_values(rows, keys, p)
+        chunk_weight = lane_sum(np.moveaxis(p, 1, 2))[..., None]
+        chunk_total = _weighted_values(rows, keys, p)
         after = np.maximum(largest, m)
         a = exp(largest - after)[..., None]
         b = exp(m - after)[..., None]
+        folded_weight = fma(weight, a, chunk_weight * b)
+        folded_total = fma(total, a, chunk_total * b)
         sees = np.asarray(seen.any(axis=1))[:, None, None]
-        weight = np.where(sees, fma(weight, a, part_weight * b), weight)
-        total = np.where(sees, fma(total, a, part * b), total)
+        weight = np.where(sees, folded_weight, weight)
+        total = np.where(sees, folded_total, total)
         largest = np.where(sees[..., 0], after, largest)
     return np.where(weight != 0, total / weight, f32(0))
 
@@ -168,7 +181,8 @@ def _attended_in_float16(rows: _Rows) -> Floats:  # [R, H, K]
     total = np.zeros(rows.q.shape)
     for j in keys:
         weight = weight + p[:, j]
-    normalised = p * (f32(1) / weight.astype(f32))[:, None]
+    factor = f32(1) / weight.astype(f32)
+    normalised = p * factor[:, None]
     rounded = normalised.astype(np.float16).astype(np.float64)
     for j in keys:
         values = rows.kept(rows.v, keys[j : j + 1])[:, 0]

@@ -2,11 +2,14 @@
 with their constants."""
 
 from collections.abc import Sequence
+from math import factorial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Int8s = NDArray[np.int8]
 f32 = np.float32
 
 LANES, WIDE_LANES = 16, 128  # of a sum in float32, and of one in float64
@@ -21,9 +24,8 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
     The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose
     last bit is 1, unless it is exact), after which rounding to float32 cannot meet a false tie.
     """
-    wide = [np.asarray(each, np.float64) for each in (a, b, c)]
-    x, y, z = np.broadcast_arrays(*wide)
-    product = x * y
+    x, y, z = np.broadcast_arrays(a, b, c)
+    product = x.astype(np.float64) * y
     total = product + z
     back = total - product
     error = (product - (total - back)) + (z - back)
@@ -35,11 +37,13 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Floats:
 
 
 def in_lanes(x: NDArray, n: int = LANES) -> NDArray:
-    # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
-    rows, missing = x.shape[:-1], -x.shape[-1] % n
+    # [..., m] -> [ceil(m / n), ..., n]; lane = index mod n, zeros after the end
+    rows = x.shape[:-1]
+    missing = -x.shape[-1] % n
     zeros = np.zeros((*rows, missing), x.dtype)
     padded = np.concatenate([x, zeros], axis=-1)
-    return padded.reshape(*rows, -1, n)
+    steps = padded.reshape(*rows, -1, n)
+    return np.moveaxis(steps, -2, 0)
 
 
 def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
@@ -52,10 +56,9 @@ def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
 @np.errstate(all="ignore")
 def dot(a: Floats, b: Floats) -> Floats:  # [..., m], [..., m] -> [...]
     """Dot products in 16 lanes, each a chain of fused multiply-adds from +0. None is -0."""
-    x, y = np.broadcast_arrays(in_lanes(a), in_lanes(b))
-    lanes = np.zeros((*x.shape[:-2], LANES), f32)
-    for i in range(x.shape[-2]):
-        lanes = fma(x[..., i, :], y[..., i, :], lanes)
+    lanes = np.zeros(LANES, f32)
+    for x, y in zip(in_lanes(a), in_lanes(b), strict=True):
+        lanes = fma(x, y, lanes)
     return halve(lanes) + f32(0)
 
 
@@ -63,27 +66,31 @@ def dot(a: Floats, b: Floats) -> Floats:  # [..., m], [..., m] -> [...]
 def lane_sum(x: NDArray, n: int = LANES) -> NDArray:  # [..., m] -> [...]
     """The sum in n lanes. In float64, numbers and squares of float32 are exact,
     so a plain addition equals a fused one."""
-    numbers = in_lanes(x, n)
-    lanes = np.zeros((*x.shape[:-1], n), x.dtype)
-    for i in range(numbers.shape[-2]):
-        lanes = lanes + numbers[..., i, :]
+    lanes = np.zeros(n, x.dtype)
+    for numbers in in_lanes(x, n):
+        lanes = lanes + numbers
     return halve(lanes)
 
 
 # --- functions of one number --------------------------------------------------------------------------------
 
+
+def f32s(*numbers: float) -> tuple[np.float32, ...]:
+    return tuple(map(f32, numbers))
+
+
 MAGIC = f32(1.5 * 2**23)  # x + MAGIC has no fraction bits left: adding it rounds |x| < 2^22 to an integer
 LOG2_E = f32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = f32(0.693145751953125), f32(1.4286068203094172e-06)
 EXP_LOWEST, EXP_HIGHEST = f32(-104), f32(89)  # beyond these the answer is 0 or infinity
-EXP = tuple(map(f32, (0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)))  # of r^2, r^3, ... r^6
+EXP = f32s(0.49999994, 0.1666652, 0.041668393, 0.008368781, 0.0013814467)  # of r^2, r^3, ... r^6
 TANH_SMALL, TANH_LARGEST = f32(0.17), f32(10)
 ROOT_HALF = f32(0.7071067811865476)
 ERF_LIMIT, ERFC_LIMIT = f32(0.9375), f32(6)
-ERF = tuple(map(f32, (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)))
+ERF = f32s(0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)
 ERFC = (
-    *map(f32, (-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237)),
-    *map(f32, (0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07, -5.7343173e-09)),
+    *f32s(-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237),
+    *f32s(0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07, -5.7343173e-09),
 )
 
 
@@ -104,8 +111,10 @@ def exp(x: Floats) -> Floats:
     n = fma(x, LOG2_E, MAGIC) - MAGIC
     r = fma(n, -LN2_HIGH, x)
     r = fma(n, -LN2_LOW, r)
-    p = polynomial(r, (f32(1), f32(1), *EXP))
-    exact = np.ldexp(p.astype(np.float64), n.astype(np.int64))
+    ones = f32s(1, 1)
+    p = polynomial(r, ones + EXP)
+    power = n.astype(np.int64)
+    exact = np.ldexp(p.astype(np.float64), power)
     return exact.astype(f32)
 
 
@@ -116,7 +125,8 @@ def tanh(x: Floats) -> Floats:
     a = np.minimum(np.abs(x), TANH_LARGEST)
     y = a + a
     near = fma(y * y, polynomial(y, EXP), y)
-    m = np.where(a < TANH_SMALL, near, exp(y) - f32(1))
+    far = exp(y) - f32(1)
+    m = np.where(a < TANH_SMALL, near, far)
     t = m / (m + f32(2))
     return np.where(x < 0, -t, t)
 
@@ -129,7 +139,8 @@ def normal_cdf(x: Floats) -> Floats:
     erf(t) = t + t p(t^2) up to ERF_LIMIT, erfc(t) = e^(t q(t)) up to ERFC_LIMIT, beyond which it is 0.
     """
     t = np.abs(x) * ROOT_HALF
-    near = f32(1) - fma(polynomial(t * t, ERF), t, t)
+    erf = fma(polynomial(t * t, ERF), t, t)
+    near = f32(1) - erf
     far = exp(polynomial(t, ERFC) * t)
     far = np.where(t > ERFC_LIMIT, f32(0), far)
     tail = f32(0.5) * np.where(t <= ERF_LIMIT, near, far)
@@ -137,26 +148,27 @@ def normal_cdf(x: Floats) -> Floats:
 
 
 PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)  # pi / 2 in three parts
-SIN = (
-    *(-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800),
-    *(1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000),
-)
-COS = (
-    *(-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800),
-    *(1 / 479001600, -1 / 87178291200, 1 / 20922789888000),
-)
+SIN = tuple((-1) ** n / factorial(2 * n + 1) for n in range(1, 9))  # of r^3, r^5, ... r^17
+COS = tuple((-1) ** n / factorial(2 * n) for n in range(1, 9))  # of r^2, r^4, ... r^16
 
 
-def cos_sin(angle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines in float64: plain products and sums of Taylor's series,
-    after taking off n quarter turns."""
+def series(z: Doubles, coefficients: Sequence[float]) -> Doubles:
+    """c[0] z + c[1] z^2 + ... by Horner's rule in float64: plain products and sums."""
+    total = np.zeros_like(z)
+    for c in reversed(coefficients):
+        total = (total + c) * z
+    return total
+
+
+def cos_sin(angle: Doubles) -> tuple[Doubles, Doubles]:
+    """Cosines and sines in float64, by Taylor's series after taking off n quarter turns."""
     n = np.floor(angle * (2 / np.pi) + 0.5)
-    r = ((angle - n * PI_2[0]) - n * PI_2[1]) - n * PI_2[2]
+    r = angle
+    for part in PI_2:
+        r = r - n * part
     z = r * r
-    s, c = np.zeros_like(z), np.zeros_like(z)
-    for of_sin, of_cos in zip(reversed(SIN), reversed(COS), strict=True):
-        s, c = (s + of_sin) * z, (c + of_cos) * z
-    s, c = r + r * s, 1.0 + c
+    s = r + r * series(z, SIN)
+    c = 1.0 + series(z, COS)
     quarter = n.astype(np.int64) & 3
     cosines = np.choose(quarter, (c, -s, -c, s))
     sines = np.choose(quarter, (s, c, -s, -c))

@@ -1,6 +1,6 @@
 """Operations on rows, each for itself: norms, rotations, roundings, sums and activations."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..base.tensor_types import Q8_0
 from .arrays import Places
 from .blocks import rounded
-from .numbers import WIDE_LANES, Floats, cos_sin, exp, f32, fma, lane_sum, normal_cdf, tanh
+from .numbers import WIDE_LANES, Doubles, Floats, cos_sin, exp, f32, fma, lane_sum, normal_cdf, tanh
 
 GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sqrt(2 / pi), 0.044715 times it
 
@@ -19,10 +19,9 @@ GELU_LINEAR, GELU_CUBIC = f32(1.5957691216057308), f32(0.07135481282553)  # 2 sq
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
     """x * (1 / sqrt(mean(x^2) + eps)) * gain. NaN where the squares leave float32's range."""
     squares = x.astype(np.float64) ** 2
-    mean = lane_sum(squares, WIDE_LANES) / x.shape[1]
-    mean = mean.astype(f32)
-    factor = f32(1) / np.sqrt(mean + f32(eps))
-    factor = np.where(mean == np.inf, f32(np.nan), factor)
+    mean = _mean(squares).astype(f32)
+    root = np.sqrt(mean + f32(eps))
+    factor = np.where(mean == np.inf, f32(np.nan), f32(1) / root)
     return x * factor[:, None] * gain
 
 
@@ -30,15 +29,20 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
 def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:
     # [R, D], [D], [D] -> [R, D]
     """x less its mean, in float64 and rounded once, then as `rms_norm`, plus the bias or +0."""
-    mean = lane_sum(x.astype(np.float64), WIDE_LANES) / x.shape[1]
-    centred = (x - mean[:, None]).astype(f32)
-    return rms_norm(centred, gain, eps) + (f32(0) if bias is None else bias)
+    wide = x.astype(np.float64)
+    centred = wide - _mean(wide)[:, None]
+    normed = rms_norm(centred.astype(f32), gain, eps)
+    return normed + (f32(0) if bias is None else bias)
+
+
+def _mean(x: Doubles) -> Doubles:  # [R, n] -> [R]
+    return lane_sum(x, WIDE_LANES) / x.shape[1]
 
 
 # --- positions ----------------------------------------------------------------------------------------------
 
 
-def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:
+def rotations(angle: Doubles) -> tuple[Floats, Floats]:
     # float64 [R, J] -> cosines and sines [R, J]
     cos, sin = cos_sin(angle)
     return cos.astype(f32), sin.astype(f32)
@@ -46,20 +50,24 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:
 
 def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
     pairs = cos.shape[1]
-    return _rotated(x, cos, sin, slice(0, pairs), slice(pairs, 2 * pairs))
+    places = np.arange(pairs)
+    return _rotated(x, cos, sin, places, places + pairs)
 
 
 def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
     pairs = cos.shape[1]
-    return _rotated(x, cos, sin, slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    places = 2 * np.arange(pairs)
+    return _rotated(x, cos, sin, places, places + 1)
 
 
 @np.errstate(all="ignore")
-def _rotated(x: Floats, cos: Floats, sin: Floats, first: slice, second: slice) -> Floats:
+def _rotated(x: Floats, cos: Floats, sin: Floats, first: Places, second: Places) -> Floats:
     """Each pair (a, b) becomes (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)). What is in no pair stays."""
     out = x.copy()
-    a, b = x[..., first], x[..., second]
-    cos, sin = cos[:, None], sin[:, None]
+    a = x[..., first]
+    b = x[..., second]
+    cos = cos[:, None]
+    sin = sin[:, None]
     out[..., first] = fma(a, cos, -(b * sin))
     out[..., second] = fma(a, sin, b * cos)
     return out
@@ -89,41 +97,61 @@ def round_as(x: Floats, kind: str) -> Floats:  # [..., M], a type -> [..., M]
     """x rounded to the numbers that a type can hold. int8 has one step for M numbers;
     ggml's blocks have one for 32 numbers."""
     rows = x.reshape(-1, x.shape[-1])
-    kept: Any
-    if kind == "float16":
-        kept = rows.astype(np.float16).astype(f32)
-    elif kind == "bfloat16":
-        upper = _upper_half(rows.view(np.uint32)) << 16
-        kept = np.where(np.isnan(rows), rows, upper.view(f32))
-    elif kind == "int8":
-        step = np.abs(rows).max(axis=1, keepdims=True) / f32(127)
-        kept = np.rint(rows / np.where(step > 0, step, f32(1))) * step
-    elif kind == "q8_0":
-        codes, scale, _ = rounded(rows, Q8_0)
-        kept = codes * np.repeat(scale, 32, axis=1)
-    else:
-        kept = _in_q4_0(rows.reshape(-1, 32))
+    kept = ROUNDINGS[kind](rows)
     return kept.reshape(x.shape)
+
+
+def _in_float16(x: Floats) -> Floats:
+    return x.astype(np.float16).astype(f32)
+
+
+def _in_bfloat16(x: Floats) -> Floats:
+    upper = _upper_half(x.view(np.uint32)) << 16
+    return np.where(np.isnan(x), x, upper.view(f32))
+
+
+def _in_int8(x: Floats) -> Floats:
+    magnitude = np.abs(x)
+    step = magnitude.max(axis=1, keepdims=True) / f32(127)
+    divisor = np.where(step > 0, step, f32(1))
+    return np.rint(x / divisor) * step
+
+
+def _in_q8_0(x: Floats) -> Floats:
+    codes, scale, _ = rounded(x, Q8_0)
+    return codes.astype(f32) * np.repeat(scale, 32, axis=1)
 
 
 def _upper_half(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """The upper 16 bits, rounded half to even by the lower ones."""
-    upper, lower = bits >> 16, bits & 0xFFFF
+    upper = bits >> 16
+    lower = bits & 0xFFFF
     is_odd = upper & 1 == 1
-    goes_up = (lower > 0x8000) | ((lower == 0x8000) & is_odd)
+    is_tie = lower == 0x8000
+    goes_up = (lower > 0x8000) | (is_tie & is_odd)
     return upper + goes_up
 
 
-def _in_q4_0(x: Floats) -> Floats:  # [blocks, 32] -> [blocks, 32]
-    """Codes -8 to 7, by the exact step that makes the first of the largest -8. Half a step goes up. The step
-    is then rounded to float16."""
-    place = np.abs(x).argmax(axis=1)
-    largest = x[np.arange(len(x)), place, None]
+def _in_q4_0(x: Floats) -> Floats:
+    """Codes -8 to 7 of blocks of 32, by the exact step that makes the first of the largest -8. Half a step
+    goes up. The step is then rounded to float16."""
+    blocks = x.reshape(-1, 32)
+    place = np.abs(blocks).argmax(axis=1)
+    largest = blocks[np.arange(len(blocks)), place, None]
     step = largest / f32(-8)
     per_unit = np.where(step == 0, f32(0), f32(1) / step)
-    codes = np.floor(x * per_unit + f32(8.5))
+    codes = np.floor(blocks * per_unit + f32(8.5))
     codes = codes.clip(0, 15) - f32(8)
-    return codes * step.astype(np.float16).astype(f32)
+    return codes * _in_float16(step)
+
+
+ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
+    "float16": _in_float16,
+    "bfloat16": _in_bfloat16,
+    "int8": _in_int8,
+    "q8_0": _in_q8_0,
+    "q4_0": _in_q4_0,
+}
 
 
 # --- activations --------------------------------------------------------------------------------------------

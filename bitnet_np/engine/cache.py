@@ -225,8 +225,9 @@ class KVCache:
 
     def clear(self, slot: int | None = None) -> None:
         """Forget a slot, or all of them. Raises SlotError for one that does not exist."""
-        for each in range(self.batch) if slot is None else (slot,):
-            self.truncate(each, 0)
+        slots = range(self.batch) if slot is None else (slot,)
+        for number in slots:
+            self.truncate(number, 0)
 
     def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
         """Copy the first `length` positions of slot `source` (default: all) to other slots,
@@ -307,11 +308,11 @@ _passes: dict[int, _Pass] = {}
 
 def _after_fork() -> None:
     """In a forked child: undo the passes of other threads, which are not there."""
-    for key, one in list(_passes.items()):
-        if one.thread != get_ident():
-            for erase in one.parts:
+    for key, writing in list(_passes.items()):
+        if writing.thread != get_ident():
+            for erase in writing.parts:
                 erase()
-            one.cache._written -= one.slots
+            writing.cache._written -= writing.slots
             del _passes[key]
 
 

@@ -293,18 +293,18 @@ def forward_incremental(
     visible = None if mask is None else mask_checks.check(mask, length, length, batch=batch, strict=True)
     cache = new_cache(config, batch, length, ops)
     logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
-    for part in checked.blocks(chunk):
-        attention, at = None, slice(part.begin, part.end)
+    for piece in checked.blocks(chunk):
+        attention, at = None, slice(piece.begin, piece.end)
         if visible is not None:
-            sequences = part.active if len(visible) > 1 else slice(None)
-            rows, start = visible[sequences, :, at, : part.end], np.full(len(part.active), part.begin)
-            attention = _masked(runtime, rows, part.tokens, part.active, start)
+            sequences = piece.active if len(visible) > 1 else slice(None)
+            rows, start = visible[sequences, :, at, : piece.end], np.full(len(piece.active), piece.begin)
+            attention = _masked(runtime, rows, piece.tokens, piece.active, start)
         how: dict[str, Any] = {"last_only": last_only, "attention": attention}
-        out = run_cached(runtime, part.tokens, cache, part.active, record, **how)
+        out = run_cached(runtime, piece.tokens, cache, piece.active, record, **how)
         if last_only:
-            logits[part.active[part.last]] = out[part.last]
+            logits[piece.active[piece.last]] = out[piece.last]
         else:
-            logits[part.active, at] = out
+            logits[piece.active, at] = out
     return logits
 
 
@@ -459,12 +459,12 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: Ints, b
     def write(start: Ints) -> Floats:
         check_context(runtime.model.config, start + tokens.lengths)
         logits = np.empty((len(slots), runtime.model.config.vocab), np.float32)
-        for part in tokens.blocks(block):
-            its = part.active
-            begin = start[its] + part.begin
-            rows, attend = _cached_rows(runtime, part.tokens, cache, slots[its], begin, may_repeat=True)
-            if part.last.any():
-                logits[its[part.last]] = _logits(runtime, part.tokens, rows, attend)[part.last]
+        for piece in tokens.blocks(block):
+            active = piece.active
+            begin = start[active] + piece.begin
+            rows, attend = _cached_rows(runtime, piece.tokens, cache, slots[active], begin, may_repeat=True)
+            if piece.last.any():
+                logits[active[piece.last]] = _logits(runtime, piece.tokens, rows, attend)[piece.last]
             else:  # no sequence ends here: the cache is filled, and no logits are needed
                 run_layers(runtime, runtime.rotations(rows.position), attend, last_only=True)
         return logits

@@ -63,7 +63,8 @@ def check(
     given = array_of("mask", mask, MaskError, "rows of one length")
     if given.ndim == 2:
         given = given[None, None]
-    if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1:] != (1, q_len, k_len):
+    fitting = [(count, 1, q_len, k_len) for count in (1, batch)]
+    if given.shape not in fitting:
         shape = given.shape[2:] if given.ndim == 4 and np.ndim(mask) == 2 else given.shape
         raise MaskError(f"mask has shape {shape}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
     if form is not None:

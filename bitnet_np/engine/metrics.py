@@ -139,7 +139,7 @@ class Metrics:
 def _size(value: Any) -> int:
     """Bytes of an array, or of all arrays of a tuple or list."""
     if isinstance(value, tuple | list):
-        return sum(_size(part) for part in value)
+        return sum(_size(array) for array in value)
     size = getattr(value, "nbytes", 0)
     return size if isinstance(size, int) else 0
 
@@ -161,8 +161,8 @@ def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
 def _positions_seen(slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> int:
     """Number of positions that some row sees, over all sequences."""
     total = 0
-    for one in np.unique(slot):
-        positions = position[slot == one]
-        first = 0 if window is None else max(0, int(positions.min()) - window + 1)
-        total += int(positions.max()) + 1 - first
+    for number in np.unique(slot):
+        positions = position[slot == number]
+        low = 0 if window is None else max(0, int(positions.min()) - window + 1)
+        total += int(positions.max()) + 1 - low
     return total

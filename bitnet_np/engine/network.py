@@ -310,7 +310,8 @@ class _Step:
         joint = self._joint_products(source, weights) if len(weights) == len(outputs) > 1 else None
         if joint is None:
             return [self._finished(name, w, self._product(name, source, w)) for name, w in outputs.items()]
-        return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), joint, strict=True)]
+        pairs = zip(outputs.items(), joint, strict=True)
+        return [self._finished(name, w, y) for (name, w), y in pairs]
 
     def _joint_products(self, source: _Input, weights: Sequence[Weights]) -> list[Array] | None:
         """The products of a tensor with several matrices by one call of the backend;
@@ -318,7 +319,8 @@ class _Step:
         ops, dialect = self.runtime.ops, self.runtime.dialect
         ternary = [w for w in weights if _takes_codes(w, dialect)]
         if len(ternary) == len(weights):
-            return ops.ternary_matmuls(*source.codes(), *((w.codes, w.scale, w.shape[0]) for w in ternary))
+            matrices = [(w.codes, w.scale, w.shape[0]) for w in ternary]
+            return ops.ternary_matmuls(*source.codes(), *matrices)
         if ternary or not dialect.ggml_activations:
             return None
         blocks = [w for w in map(_stored, weights) if isinstance(w, Blocks)]
@@ -436,7 +438,8 @@ def _attention(step: _Step, h: Array, way: _Way, part: Part, keys: bool, read: _
 def _attend(step: _Step, source: _Input, way: _Way, part: Part, *, queries: bool = True, keys: bool) -> Array:
     """Write the keys and values of some rows, and attend by their queries, as far as each is asked for:
     [R, D] -> [R, H, K]."""
-    c, dialect, ops, w = step.runtime.model.config, step.runtime.dialect, step.runtime.ops, step.weights
+    runtime, w = step.runtime, step.weights
+    c, dialect, ops = runtime.model.config, runtime.dialect, runtime.ops
     assert step.layer is not None
     asked = {"Qcur": w.attn_q} if queries else {}
     if keys:

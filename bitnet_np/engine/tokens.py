@@ -73,7 +73,8 @@ class Rows:
         if len(self.tokens) == shape[0] * shape[1]:
             return values.reshape(*shape, -1)
         out = np.zeros((*shape, values.shape[1]), np.float32)
-        column = np.arange(len(self.sequence)) - np.concatenate([[0], self.last + 1])[self.sequence]
+        starts = np.concatenate([[0], self.last + 1])
+        column = np.arange(len(self.sequence)) - starts[self.sequence]
         out[self.sequence, column] = values
         return out
 

@@ -50,7 +50,8 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
             stated = f"{width} = {architecture}.embedding_length is no multiple of {heads} = {architecture}.attention.head_count"
             raise FileFormatError(f"{file.path}: {stated}")
         head_dim = width // heads
-    for field in ("value_dim",) if FAMILIES[architecture].partial_rope else ("rope_width", "value_dim"):
+    rotated = () if FAMILIES[architecture].partial_rope else ("rope_width",)
+    for field in (*rotated, "value_dim"):
         if value.get(field) not in (None, head_dim):
             stated = f"{architecture}.{KEYS[field].name} is {value[field]}"
             raise UnsupportedError(f"{file.path}: {stated}, only the head width {head_dim} is supported")

@@ -136,8 +136,8 @@ class GGUFWeights(CheckedTensors):
         if tensor.type not in TERNARY_TYPES:
             return blocks
         with of_file(f"{self.path}: tensor {tensor.name}"):
-            packed = [ternarize.from_blocks(part) for part in blocks]  # None if its blocks have different scales
-        return [part if one is None else replace(one, blocks=part) for part, one in zip(blocks, packed, strict=True)]
+            packed = [ternarize.from_blocks(block) for block in blocks]  # None if its blocks have different scales
+        return [block if ternary is None else replace(ternary, blocks=block) for block, ternary in zip(blocks, packed, strict=True)]
 
     def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
         data = tensor.data.reshape(tensor.shape[0], -1)[rows]

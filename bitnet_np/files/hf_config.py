@@ -267,8 +267,8 @@ def _rotation(keys: _UnreadKeys, model_type: str, kind: ModelType, family: Famil
     if family.local_rope_base is not None:
         rope["local_rope_base"] = local_base
     elif local_base not in (None, rope["rope_base"]):
-        both = f"RoPE's base is {rope['rope_base']} in global and {local_base} in local layers"
-        raise UnsupportedError(f"{keys.where}: {both}, expected one in {model_type}")
+        bases = f"RoPE's base is {rope['rope_base']} in global and {local_base} in local layers"
+        raise UnsupportedError(f"{keys.where}: {bases}, expected one in {model_type}")
     if (rotated := int(head_dim * fraction)) != head_dim:
         rope["rope_width"] = rotated
     return rope, llama3

@@ -107,8 +107,8 @@ def _build(source: Source, weights: ModelWeights, progress: Progress) -> Model:
     rope_factors = weights.rope_factors()
     if rope_factors is not None and scaling_factors(c) is not None:
         kind = "YaRN" if c.longrope is None else "LongRoPE"
-        both = f"RoPE's frequencies have separate factors and are scaled by {kind}"
-        raise UnsupportedError(f"{source.path}: {both}, expected one of both")
+        problem = f"RoPE's frequencies have separate factors and are scaled by {kind}"
+        raise UnsupportedError(f"{source.path}: {problem}, expected one of both")
     with of_file(source.path):
         parts = rope_fields(c, rope_factors)
     has = {"token_embd": True, "position_embd": FAMILIES[c.architecture].positions, "output_norm": True}
@@ -128,11 +128,12 @@ def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
     c = weights.config
     fields: dict[str, Any] = {}
     together: dict[str, dict[str, tuple[int, ...]]] = {}  # matrices that are rows of one tensor
+    ends = ("", "_bias") if c.norm == "layer" else ("",)  # of a norm's tensors
     for name, shape in shapes.items():
         if len(shape) == 2:
             together.setdefault(weights.place(name, n), {})[name] = shape
             continue
-        for end in ("", "_bias") if c.norm == "layer" else ("",):
+        for end in ends:
             fields[name + end] = weights.vector(name + end, shape[0], n)
     for place, parts in together.items():
         fields |= weights.linears(place, parts)

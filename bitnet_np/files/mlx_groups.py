@@ -70,19 +70,19 @@ def take_numbers(tensors: CheckedTensors, module: str, shape: tuple[int, ...], f
     tensors.check_type(packed, (TYPES["U32"],), f", with {form.bits} bits for each number")
     pair = [tensors.take(f"{module}.{name}", (*outer, width // form.group_size)) for name in GROUPED[1:]]
     if pair[0].type is not pair[1].type:
-        types = " and ".join(one.type.name for one in pair)
+        types = " and ".join(tensor.type.name for tensor in pair)
         raise FileFormatError(f"{tensors.path}: {module}.scales and .biases have types {types}, expected one")
-    scales, biases = (widen.float32(tensors.floats(one)).reshape(-1, width // form.group_size, 1) for one in pair)
+    scales, biases = (widen.float32(tensors.floats(tensor)).reshape(-1, width // form.group_size, 1) for tensor in pair)
     kind = _NARROW.get(pair[0].type.name) if rounded else None
     strings = packed.data.reshape(len(scales), width // 8, form.bits)  # eight numbers take as many bytes as one takes bits
     numbers = np.empty((len(scales), width), np.float32)
     rows = max(1, _AT_A_TIME // width)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(numbers), rows):
-            part = slice(start, start + rows)
-            products = _codes(strings[part], form.bits).reshape(-1, *scales.shape[1:2], form.group_size) * scales[part]
-            sums = (products if kind is None else cpu.round_as(products, kind)) + biases[part]
-            numbers[part] = (sums if kind is None else cpu.round_as(sums, kind)).reshape(-1, width)
+            batch = slice(start, start + rows)
+            products = _codes(strings[batch], form.bits).reshape(-1, *scales.shape[1:2], form.group_size) * scales[batch]
+            sums = (products if kind is None else cpu.round_as(products, kind)) + biases[batch]
+            numbers[batch] = (sums if kind is None else cpu.round_as(sums, kind)).reshape(-1, width)
     if not tensors.allow_nan and cpu.has_non_finite(numbers):
         raise tensors.non_finite(packed)
     packed.release()

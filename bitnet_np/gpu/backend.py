@@ -54,7 +54,7 @@ def _by_number(kernel: Any) -> Any:
 
     def operation(self: "Cuda", x: Array, *others: Any) -> Array:
         out = self.empty(x.shape)
-        flat = (each if np.isscalar(each) else each.reshape(-1) for each in (x, *others, out))
+        flat = (array if np.isscalar(array) else array.reshape(-1) for array in (x, *others, out))
         return self.each(kernel, out.size, *flat).reshape(out.shape)
 
     return operation

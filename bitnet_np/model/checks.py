@@ -96,9 +96,9 @@ def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator
         yield from ternary_flaws(name, linear.weights, shape)
     else:
         yield from _array(name, linear.weights, shape)
-    for part, size in (("bias", shape[0]), ("norm", shape[1])):
-        if getattr(linear, part) is not None:
-            yield from _array(f"{name}.{part}", getattr(linear, part), (size,))
+    for field, size in (("bias", shape[0]), ("norm", shape[1])):
+        if getattr(linear, field) is not None:
+            yield from _array(f"{name}.{field}", getattr(linear, field), (size,))
     if not isinstance(linear.scale, np.float32 | None):
         yield f"{name}.scale is {_described(linear.scale)}, expected float32"
     if not isinstance(linear.norm_eps, float | np.floating | None):

@@ -97,7 +97,7 @@ def _check(key: str, value: Any, kind: type | UnionType | Collection[str]) -> No
         raise OptionError(f"{key} is missing")
     expected = kind if isinstance(kind, type | UnionType) else str
     if not isinstance(value, expected) or isinstance(value, bool):
-        raise OptionError(f"{key} is {shown(value)}, expected {' or '.join(_TOML[each] for each in get_args(expected) or [expected])}")
+        raise OptionError(f"{key} is {shown(value)}, expected {' or '.join(_TOML[known] for known in get_args(expected) or [expected])}")
     if not isinstance(kind, type | UnionType) and value not in kind:
         raise OptionError(f"{key} is {shown(value)}, expected one of {', '.join(kind)}")
 
@@ -152,7 +152,8 @@ class _Reader:
         layout = {"i2s_layout": values["i2s_layout"]} if "i2s_layout" in values else {}
         for file in (file for name in self._named(run, "models", self.models) for file in self.files(name)):
             config = self.source(file.path).config
-            for label, ids in (each for name in self._named(run, "tokens", self.tokens) for each in self.sequences(name, file.path)):
+            names = self._named(run, "tokens", self.tokens)
+            for label, ids in (sequence for name in names for sequence in self.sequences(name, file.path)):
                 with run.at(what=f"{file.path}, {label}: "):
                     if do == "nll":
                         check_windows(config, ids)
@@ -200,7 +201,8 @@ class _Reader:
         with self.models.at(name):
             for path in self._matches(name, self.models.values[name]):
                 is_zoo = path.is_dir() and not (path / "config.json").exists()
-                files += [ModelFile(str(file), digest_of(file)) for file in (sorted(path.glob("*.gguf")) if is_zoo else [path])]
+                models = sorted(path.glob("*.gguf")) if is_zoo else [path]
+                files += [ModelFile(str(file), digest_of(file)) for file in models]
             if not files:
                 raise OptionError(f"{name}: no GGUF file in the folder")
             for file in files:

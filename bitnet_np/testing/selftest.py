@@ -270,7 +270,8 @@ def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
 
 def digests(name: str, compute: Case) -> Iterator[str]:
     """The digests of a case, one for each of its ways."""
-    for alone in (True,) if name.startswith(("model", "parts")) else (True, False):
+    ways = (True,) if name.startswith(("model", "parts")) else (True, False)
+    for alone in ways:
         with on_one_thread(alone):
             yield digest(*compute())
 

@@ -160,7 +160,8 @@ MODEL_NAMES = tuple(point.name for point in POINTS if point.whole)
 
 def _in_order() -> Iterator[str]:
     for point in POINTS:
-        for name in (f"{point.name}_in", point.name) if point.name in LINEAR_NAMES else (point.name,):
+        inner = (f"{point.name}_in",) if point.name in LINEAR_NAMES else ()
+        for name in (*inner, point.name):
             if not point.whole and name != LAYER_INPUT:  # which is another layer's point
                 yield name
             if name in MAY_BE_QUANTIZED:

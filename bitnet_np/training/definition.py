@@ -111,7 +111,7 @@ def attend_each(q: Array, k: Array, v: Array, ends: NDArray[np.int64], window: i
 
     def back(dy: Array) -> tuple[Array, ...]:
         gradients = (back(part) for back, part in zip(backs, np.split(dy, ends), strict=True))
-        return tuple(np.concatenate(each) for each in zip(*gradients, strict=True))
+        return tuple(np.concatenate(numbers) for numbers in zip(*gradients, strict=True))
 
     return np.concatenate(outputs), back
 
@@ -205,9 +205,10 @@ def loss_and_gradients(
     c: any record with the fields of records.Config. quantizers: those of a layer's matrix, by its name. divisor: by default the T - 1
     predicted tokens of all. factors: of RoPE's frequencies, [J].
     """
-    ids = [np.asarray(each) for each in sequences]
-    lengths = [len(each) - 1 for each in ids]
-    read, targets = (np.concatenate([each[part] for each in ids]) for part in (slice(-1), slice(1, None)))
+    ids = [np.asarray(sequence) for sequence in sequences]
+    lengths = [len(sequence) - 1 for sequence in ids]
+    read = np.concatenate([sequence[:-1] for sequence in ids])
+    targets = np.concatenate([sequence[1:] for sequence in ids])
     rows, ends, position = len(read), np.cumsum(lengths[:-1]), np.concatenate([np.arange(n) for n in lengths])
     tape = _Tape(parameters, quantizers, c.eps)
     run, norm, product = tape.run, tape.norm, tape.product

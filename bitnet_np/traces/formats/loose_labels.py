@@ -119,9 +119,9 @@ def _lowered(labels: Sequence[str], n_layers: int) -> dict[str, str]:
 def not_understood(labels: Sequence[str]) -> str:
     """The note on labels that stand for no point, with the names that are near to the first of them."""
     pairs = [(label, nearest(label)) for label in labels[:3]]
-    such = [f"{_shown(label)}{f' (did you mean {near}?)' if near else ''}" for label, near in pairs]
+    named = [f"{_shown(label)}{f' (did you mean {near}?)' if near else ''}" for label, near in pairs]
     count = f"{len(labels)} labels are" if len(labels) > 1 else "a label is"
-    return f"{count} not understood: {', '.join(such)}{' and others' * (len(labels) > len(pairs))}"
+    return f"{count} not understood: {', '.join(named)}{' and others' * (len(labels) > len(pairs))}"
 
 
 def nearest(label: str) -> str | None:

@@ -97,20 +97,26 @@ def read_any(
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
     that do not go with it, MissingFileError for none, and OSError if it cannot be opened.
     """
-    name = _format_of(path := path_of(path), format, shape)
+    path = path_of(path)
+    name = _format_of(path, format, shape)
     ids = None if tokens is None else checked_tokens(as_numpy("tokens", tokens), "tokens")
     if config is not None:
         instance("config", config, Config)
     if name in FORMATS and FORMATS[name].needs == "tokens" and shape is None:
         content = cast(Callable[..., Labelled | Trace], FORMATS[name].read)(path, ids)
     else:
-        content = read_arrays(path, name, shape)
+        content = _arrays(path, name, shape)
     return content.trace(ids, config) if isinstance(content, Labelled) else content
 
 
 def read_arrays(path: str | os.PathLike[str], format: str | None = None, shape: tuple[int, ...] | None = None) -> Labelled:
     """The arrays in a file or folder by their labels, of one sequence or of several; raises what `read_any` does."""
-    name = _format_of(path := path_of(path), format, shape)
+    path = path_of(path)
+    return _arrays(path, _format_of(path, format, shape), shape)
+
+
+def _arrays(path: Path, name: str, shape: tuple[int, ...] | None) -> Labelled:
+    """`read_arrays` of a path that is checked, in the format of this name."""
     known = FORMATS[name]
     if known.read is not None and known.needs == "shape":
         if shape is not None and not isinstance(shape, Sequence):
