@@ -398,11 +398,9 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
         return f"scores are soft-capped at {plain(cap, near)}"
     seen = np.where(attended.visible, attended.scores, -np.inf)
-    for size in range(1, t // 2 + 1):
-        so_far = np.maximum.accumulate(seen, axis=-1)[..., np.minimum(np.arange(t) // size * size + size, t) - 1]
-        if (found := fitted(np.where(usable, so_far, 0)[None], error)) is not None and abs(found[0] + 1) < 5 * near:
-            of = f", of {size} keys at a time" if size > 1 else ""
-            return f"exponentials are of scores less the largest one so far{of}: sums are not rescaled when that rises"
+    so_far = fitted(np.where(usable, np.maximum.accumulate(seen, axis=-1), 0)[None], error)
+    if so_far is not None and abs(so_far[0] + 1) < 5 * near:
+        return "exponentials are of scores less the largest one so far: sums are not rescaled when that rises"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
     if slopes is not None:
         return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"

@@ -314,19 +314,23 @@ def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
     known = (sums > 0) & (weights > WHOLE)
     known &= known.sum(axis=-1, keepdims=True) > 1
     mean = lambda x: np.where(known, x, 0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)  # noqa: E731
-    target, *features = (
-        (x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), largest, np.log(np.maximum(sums, 1e-300)))
-    )
+    of_sums = (largest, np.log(np.maximum(sums, 1e-300)), np.maximum.accumulate(largest, axis=-1))
+    target, *features = ((x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), *of_sums))
     if target.size < _OUTPUTS**3:
         return ""
     design = np.stack(features, axis=1)
-    factors = np.linalg.lstsq(design, target, rcond=None)[0]
-    if ((design @ factors - target) ** 2).sum() > SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+    for count in (2, 3):
+        factors = np.linalg.lstsq(design[:, :count], target, rcond=None)[0]
+        if ((design[:, :count] @ factors - target) ** 2).sum() <= SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+            break
+    else:
         return ""
+    if count > 2 and np.abs(factors - (1, 1, -1)).max() < SAME_LOGARITHMS:
+        return ": each is less the largest score so far, and not rescaled when that rises"
     names = ("the largest score of each part", "the logarithm of its sum of exponentials")
     texts = [
         f"{name} is {'left out' if abs(x) < SAME_LOGARITHMS else f'multiplied by {plain(float(x), SAME_LOGARITHMS)}'}"
-        for name, x in zip(names, factors, strict=True)
+        for name, x in zip(names, factors[:2], strict=True)
         if abs(x - 1) > SAME_LOGARITHMS
     ]
     return f": {', and '.join(texts)}" if texts else ""

@@ -68,12 +68,9 @@ def few_inputs(wrong: Wrong, node: Node, needed: Array) -> str | None:
             own = x[np.ix_(rows, of.at)]
             law = structure(Numbers(own + of.more, own, ("position", "input"), wrong.noise))
             text = f"{of.words('input', '')} {'is another' if len(of.at) == 1 else 'are others'}{f': {law}' if law else ''}"
-    elif (of := _spanning(x, rows, left[:, :rank], error, most)) is not None:
-        if of.is_sum:
-            text = f"a number is added to all weights of a row, {least_to_largest(of.more)} by row: another zero point"
-        elif of.is_own:
-            law = _of_weights(weights[columns], of.at, of.more, matrix.weights, columns)
-            text = f"weights of {of.words('input', '')} are others{law}"
+    elif (of := _spanning(x, rows, left[:, :rank], error, most)) is not None and of.is_own:
+        law = _of_weights(weights[columns], of.at, of.more, matrix.weights, columns)
+        text = f"weights of {of.words('input', '')} are others{law}"
     where = parts_of(wrong.places, _MOSTLY)
     return text and (f"at {' and '.join(where)}: {text}" if where else text)
 
