@@ -242,6 +242,20 @@ def test_sums_that_are_not_rescaled_are_told(size):
     assert said.startswith("the softmax") == (size > 1)
 
 
+def test_exponentials_that_are_lost_are_told():
+    lost = np.where(RIGHT < 0.1 * RIGHT.max(axis=-1, keepdims=True), 0, RIGHT)
+    said = read("llama", "kqv_out", by_weights(lost))
+    assert said == "exponentials of scores below the largest: those below 0.1 are 0; their sums are right"
+
+
+def test_scales_of_other_values_are_told():
+    v = heads("Vcur")
+    scale = np.abs(v).max(axis=2, keepdims=True)
+    said = read("llama", "kqv_out", by_weights(RIGHT, v * scale[::-1] / scale))
+    of = "the largest magnitude of each head of Vcur of another place over that of its own, as by the scale of another"
+    assert said == f"values: each head of each position is multiplied by {of}; weights are right"
+
+
 @pytest.mark.parametrize("which", ["a Hadamard matrix", "an orthogonal matrix", "one matrix"])
 @pytest.mark.parametrize("size", [8, 16])
 def test_a_matrix_that_all_heads_are_multiplied_by_is_told(which, size):

@@ -69,6 +69,11 @@ def loose_structure(numbers: Numbers) -> str | None:
     return _read(numbers, _by_factors, _unknown_function)
 
 
+def pointwise(numbers: Numbers) -> str | None:
+    """What makes each number of the right one alone."""
+    return _read(numbers, _few_changes, _function)
+
+
 def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | None:
     if numbers.theirs.size < _LEAST or not np.isfinite(numbers.theirs).all():
         return None
