@@ -154,7 +154,7 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
         yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
     later = np.tril(visible, -1)
     alone = np.flatnonzero((lost == later).all(axis=0) & later.any(axis=0))
-    if alone.size > 1:
+    if alone.size > 1 and np.ptp(alone) < alone.size:
         yield f"{runs('position', alone)} are read by themselves alone, by no later ones: they were written over, or never kept"
         lost[:, alone] = False
     ahead = extra & ~visible & (np.arange(len(off)) > np.arange(len(off))[:, None])

@@ -66,7 +66,7 @@ def structure(numbers: Numbers) -> str | None:
 
 def loose_structure(numbers: Numbers) -> str | None:
     """The same where each thing along an axis has a number of its own, or each number a function that has no name."""
-    return _read(numbers, _by_factors, _unknown_function)
+    return _read(numbers, _by_factors, _mixed, _unknown_function)
 
 
 def pointwise(numbers: Numbers) -> str | None:
@@ -369,21 +369,31 @@ def _replaced(n: Numbers) -> str | None:
 
 
 def _turned(n: Numbers) -> str | None:
-    """The matrix that each row is multiplied by: an orthogonal one, as of a rotation that is not taken back, or one of all heads."""
+    """The orthogonal matrix that each row is multiplied by, as of a rotation that is not taken back."""
+    if (matrix := _matrix(n)) is None:
+        return None
+    size, square, near = len(matrix), matrix.T @ matrix, LITTLE + 8 * rough(n.noise)
+    scale = float(np.trace(square)) / size
+    if np.abs(square - scale * np.eye(size)).max() > near * scale:
+        return None
+    which = "a Hadamard matrix" if np.ptp(np.abs(matrix)) <= near * scale**0.5 else "an orthogonal matrix"
+    return f"each {n.axes[-2]} is turned by {which}, and not turned back"
+
+
+def _mixed(n: Numbers) -> str | None:
+    """Heads that are all multiplied by one matrix."""
+    is_of_heads = len(n.axes) > 2 and n.axes[-2] == "head" and n.right.shape[-2] > 1
+    return "each head is multiplied by one matrix" if is_of_heads and _matrix(n) is not None else None
+
+
+def _matrix(n: Numbers) -> Array | None:
+    """The matrix that makes all rows of the right ones."""
     size = n.right.shape[-1]
     right, theirs = (x.reshape(-1, size) for x in (n.right, n.theirs))
-    if n.right.ndim < 2 or not 1 < size <= _WIDEST or len(right) < 2 * size:
+    if not 1 < size <= _WIDEST or len(right) < 2 * size:
         return None
-    matrix = np.linalg.lstsq(right, theirs, rcond=1e-9)[0]
-    if not n.explained((right @ matrix).reshape(n.right.shape)):
-        return None
-    square, near = matrix.T @ matrix, LITTLE + 8 * rough(n.noise)
-    scale = float(np.trace(square)) / size
-    if np.abs(square - scale * np.eye(size)).max() <= near * scale:
-        is_even = np.ptp(np.abs(matrix)) <= near * scale**0.5
-        which = "a Hadamard matrix" if is_even else "an orthogonal matrix"
-        return f"each {n.axes[-2]} is turned by {which}, and not turned back"
-    return f"each {n.axes[-2]} is multiplied by one matrix" if n.axes[-2] == "head" and n.right.shape[-2] > 1 else None
+    matrix: Array = np.linalg.lstsq(right, theirs, rcond=1e-9)[0].astype(np.float64)
+    return matrix if n.explained((right @ matrix).reshape(n.right.shape)) else None
 
 
 def _of_rows(n: Numbers) -> str | None:
