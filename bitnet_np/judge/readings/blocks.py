@@ -217,7 +217,7 @@ def _how(right: Array, theirs: Array) -> str:
             for words, off, x in parts
         )
         return listed([f"{words} is {how}{_of_rows_in_words(off)}" for words, how, off in said])
-    return f"{100 * is_off.mean():.0f} % of them are {least_to_largest(ratio)} times what is right"
+    return f"{100 * is_off[right != 0].mean():.0f} % of them are {least_to_largest(ratio)} times what is right"
 
 
 def _of_rows_in_words(is_off: NDArray[np.bool_]) -> str:

@@ -51,7 +51,7 @@ def wrong_step(wrong: Wrong) -> str | None:
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else None
             if step.node.kind == "matmul" and step.node.inputs[1].is_matrix:
-                ways = (_sums, block_factors, few_inputs, wrong_codes_of, _of_parts)
+                ways = (_sums, block_factors, _of_parts, few_inputs, wrong_codes_of)
                 text = next(filter(None, (way(wrong, step.node, step.needed) for way in ways)), None)
             elif step.node.kind == "rows" and step.node.inputs[0].is_matrix:
                 text = block_factors(wrong, step.node, step.needed)
