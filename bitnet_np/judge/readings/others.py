@@ -21,6 +21,7 @@ from .wrong import ROWS, Wrong
 
 _ROWS_AT_ONCE = 1 << 14
 _TOKENS = 16  # compared
+_LARGE = 1 << 24  # numbers of products that are compared with wrong ones
 _EXPERTS = {1: "the next expert", -1: "the expert before"}
 
 
@@ -282,14 +283,19 @@ def _products(wrong: Wrong, slots: Indices, chosen: Indices, is_whole: bool) -> 
     names = [f"{'' if name == field else f'{name} of '}expert {e}" for name, e, _ in linears]
     computed, theirs = wrong.value.reshape(-1, width).copy(), wrong.theirs.reshape(-1, width)
     alike, texts = np.unique(x, axis=0, return_inverse=True)[1].ravel(), list[str]()  # tokens that come twice have the same products
-    for piece in pieces(np.flatnonzero(wrong.places.reshape(-1, width).any(axis=0))):
+    runs_off = pieces(np.flatnonzero(wrong.places.reshape(-1, width).any(axis=0)))
+    if len(runs_off) > FEW or min(piece.size for piece in runs_off) < min(FEWEST, width):  # few numbers are some product's by chance
+        return None
+    for piece in runs_off:
         is_off = wrong.places.reshape(-1, width)[slots][:, piece].any(axis=1)
         begins = np.arange(0, width - piece.size + 1, gcd(int(piece[0]), piece.size, width))
+        begins = begins if begins.size * made[:, :, :_TOKENS].size <= _LARGE else piece[:1]
         at = begins[:, None] + np.arange(piece.size)
         some, of_all = slots[is_off], made[:, :, at[:, :_TOKENS]]
         flat = np.append(of_all.reshape(-1, of_all.shape[-1]), np.zeros((1, of_all.shape[-1])), axis=0)
         found = nearest(flat, theirs[some][:, piece[:_TOKENS]])
-        is_zero = found == len(flat) - 1
+        if (is_zero := found == len(flat) - 1).all():
+            return None
         source, token, begin = np.unravel_index(np.where(is_zero, 0, found), of_all.shape[:3])
         computed[np.ix_(some, piece)] = np.where(is_zero[:, None], 0, made[source[:, None], token[:, None], at[begin]])
         is_same = alike[token] == alike[tokens[is_off]]
