@@ -367,6 +367,10 @@ def test_blocks_that_are_wrong_are_told_one_by_one():
     said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), wrong)
     assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: block 1 is 1.5")
     assert said.endswith(" times what is right in every second row from row 1, 64 of 128, block 3 is 0")
+    factor[:, 1, 0] = np.where(np.random.default_rng(1).random(128) < 0.5, np.random.default_rng(2).uniform(1.5, 3, 128), 1)
+    wrong = x @ (codes * scales * factor).reshape(128, 128).T + BLOCKS.layers[0].ffn_gate.bias
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), wrong)
+    assert said.endswith(f" times what is right in {(factor[:, 1, 0] > 1).sum()} of 128 rows, block 3 is 0")
 
 
 def test_a_zero_point_that_takes_other_sums_is_told():

@@ -221,4 +221,6 @@ def _how(right: Array, theirs: Array) -> str:
 
 
 def _of_rows_in_words(is_off: NDArray[np.bool_]) -> str:
-    return "" if is_off.all() else f" in {places_of(np.flatnonzero(is_off), is_off.size, 'row')}"
+    off, count = np.flatnonzero(is_off), is_off.size
+    some = places_of(off, count, "row")
+    return "" if off.size == count else f" in {some if ' more' not in some else f'{off.size} of {count} rows'}"
