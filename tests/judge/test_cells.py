@@ -71,3 +71,14 @@ def test_cells_before_a_chunk_are_a_cache_that_it_does_not_see():
     late = np.arange(T) >= 10
     text = "positions 0 to 9 are not read by positions 10 to 16: the mask, or slots of the cache that are lost"
     assert said(VISIBLE & ~(late[:, None] & ~late)) == text
+
+
+def test_cells_that_are_written_over_by_the_next_ones_are_told_together():
+    late = np.arange(T) >= 9
+    text = "positions 9 to 15 are read by themselves alone, by no later ones: they were written over, or never kept"
+    assert said(VISIBLE & ~((np.arange(T)[:, None] > np.arange(T)) & late)) == text
+
+
+def test_keys_that_the_mask_does_not_act_on_are_told_together():
+    text = "positions 9 to 16 are read by all before them: the mask acts on other keys alone"
+    assert said(VISIBLE | (np.arange(T) >= 9)) == text

@@ -50,6 +50,26 @@ def test_the_polynomial_inside_of_a_sigmoid_is_told(seed, a, b):
     assert found == pytest.approx([a, b, 1], rel=1e-3)
 
 
+@given(SEEDS, st.floats(0.5, 2), st.sampled_from(["1 + |z|", "sqrt(1 + z^2)", "arctan(z)"]))
+def test_curves_like_a_sigmoid_are_told(seed, a, which):
+    curves = {
+        "1 + |z|": lambda z: z / (1 + abs(z)),
+        "sqrt(1 + z^2)": lambda z: z / np.hypot(1, z),
+        "arctan(z)": lambda z: 2 / np.pi * np.arctan(z),
+    }
+    said = told(lambda x: x * (1 + curves[which](a * x)) / 2, SILU, seed)
+    assert which in said
+    assert said.endswith(" x instead of x * sigmoid(1 x)")
+    assert float(re.findall(r"of z = ([\d.]+) x", said)[0]) == pytest.approx(a, rel=1e-3)
+
+
+@given(SEEDS, st.floats(-2, -0.5))
+def test_a_border_of_the_number_whose_sigmoid_is_taken_is_told(seed, border):
+    said = told(lambda x: x / (1 + np.exp(-np.maximum(x, border))), SILU, seed)
+    assert said.startswith("the number whose sigmoid multiplies its input is made of 2 straight lines, which end near -")
+    assert float(said.split()[-1]) == pytest.approx(border, abs=0.1)
+
+
 @given(SEEDS, st.floats(0.005, 0.5))
 def test_nothing_is_told_of_noise_and_no_lines_of_what_is_bent(seed, size):
     rng = np.random.default_rng([seed, 1])

@@ -30,7 +30,7 @@ from bitnet_np import spec
 from bitnet_np.judge.evidence import SPARE
 from bitnet_np.judge.hypothesis import Hypothesis
 from bitnet_np.judge.law.roundings import cut_to_digits, to_digits
-from bitnet_np.judge.readings.structure import Numbers, structure
+from bitnet_np.judge.readings.structure import Numbers, loose_structure, structure
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key
@@ -204,6 +204,83 @@ def test_cells_of_another_layer_are_told(first, what, layer):
     assert said == f"{what} of positions before {first} are those of layer {layer}: the cache of another layer is read"
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (lambda x, step: np.rint(x / step), "int8 codes, without the scale of each token and head"),
+        (lambda x, step: np.trunc(x / step) * step, "int8 codes that are cut, not rounded, by a scale of each token and head"),
+        (lambda x, step: np.floor(x / step) * step, "int8 codes that are rounded down, by a scale of each token and head"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 6])
+def test_codes_that_cells_hold_are_told(rule, says, first):
+    k, v = (heads(name).astype(np.float32) for name in ("Kcur_rope", "Vcur"))
+    k, v = (np.where(np.arange(T)[:, None, None] < (first or T), rule(x, np.abs(x).max(axis=2, keepdims=True) / 127), x) for x in (k, v))
+    wrong = np.where(first <= QUERY, by_weights(softmax(scores_of(k=k)), v), by_weights(RIGHT))
+    assert read("llama", "kqv_out", wrong) == f"keys and values{' of positions before 6' if first else ''} are {says}"
+
+
+def test_keys_that_are_another_tensor_are_told():
+    wrong = by_weights(softmax(scores_of(k=np.where(np.arange(T)[:, None, None] < 6, heads("Kcur"), heads("Kcur_rope")))))
+    said = read("llama", "kqv_out", np.where(QUERY >= 6, wrong, by_weights(RIGHT)))
+    assert said == f"keys of positions before 6 are those of layer {LAYER} Kcur"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sums_that_are_not_rescaled_are_told(size):
+    scores = np.where(QUERY >= KEY, scores_of(), -np.inf)
+    so_far = np.maximum.accumulate(scores, axis=-1)[..., np.minimum(KEY // size * size + size, T) - 1]
+    e = np.exp(scores - so_far)
+    said = read("llama", "kqv_out", by_weights(e / e.sum(axis=-1, keepdims=True)))
+    of_parts = (
+        f"the softmax is computed in parts of {size} keys, and these are joined by wrong weights: each is less the largest score so far"
+    )
+    assert said in (
+        f"{of_parts}, and not rescaled when that rises",
+        "exponentials are of scores less the largest one so far: sums are not rescaled when that rises",
+    )
+    assert said.startswith("the softmax") == (size > 1)
+
+
+def test_exponentials_that_are_lost_are_told():
+    lost = np.where(0.1 * RIGHT.max(axis=-1, keepdims=True) > RIGHT, 0, RIGHT)
+    said = read("llama", "kqv_out", by_weights(lost))
+    assert said == "exponentials of scores below the largest: those below 0.1 are 0; their sums are right"
+
+
+def test_scales_of_other_values_are_told():
+    v = heads("Vcur")
+    scale = np.abs(v).max(axis=2, keepdims=True)
+    said = read("llama", "kqv_out", by_weights(RIGHT, v * scale[::-1] / scale))
+    of = "the largest magnitude of each head of Vcur of another place over that of its own, as by the scale of another"
+    assert said == f"values: each head of each position is multiplied by {of}; weights are right"
+
+
+@pytest.mark.parametrize("which", ["a Hadamard matrix", "an orthogonal matrix", "one matrix"])
+@pytest.mark.parametrize("size", [8, 16])
+def test_a_matrix_that_all_heads_are_multiplied_by_is_told(which, size):
+    rng, one = np.random.default_rng(size), np.array([[1.0, 1], [1, -1]])
+    matrix = rng.standard_normal((size, size))
+    if which != "one matrix":
+        matrix = np.linalg.qr(matrix)[0]
+    while which == "a Hadamard matrix" and len(one) < size:
+        one = np.kron(one, np.array([[1.0, 1], [1, -1]]))
+    matrix = one / size**0.5 if which == "a Hadamard matrix" else matrix
+    x = rng.standard_normal((12, 4, size))
+    numbers = Numbers(x @ matrix, x, ("position", "head", "element"))
+    said = loose_structure(numbers) if which == "one matrix" else structure(numbers)
+    assert said == (
+        f"each head is multiplied by {which}" if which == "one matrix" else f"each head is turned by {which}, and not turned back"
+    )
+
+
+def test_what_tells_wrong_numbers_apart_is_told():
+    x = np.random.default_rng(0).standard_normal((40, 30))
+    assert told(np.where(x > 1.5, x / 2, x), x) == "those above 1.5 are 0.5 times what is right"
+    assert told(np.where(np.abs(x) < 0.5, 3 * x, x), x) == "those of a magnitude below 0.5 are 3 times what is right"
+    assert told(np.where(x < -1, x + 2, x), x) == "those below -1 are 2 more than what is right"
+
+
 @given(st.floats(1.2, 3), st.integers(0, 9))
 def test_factors_of_keys_are_told(factor, key):
     said = read("llama", "kqv_out", by_weights(softmax(scores_of() * np.where(key == KEY, factor, 1))))
@@ -272,6 +349,28 @@ def test_scales_that_are_read_behind_their_place_are_told(grows, by):
         assert said == "Q8_0: scales of blocks are read behind their place, by the number of the position"
     else:
         assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: ")
+
+
+@pytest.mark.parametrize("order", [np.arange(128) // 8 * 8 + np.arange(128) % 8 // 4 + np.arange(128) % 4 * 2, np.arange(128)[::-1]])
+def test_codes_of_other_rows_are_told(order):
+    (scales, codes), x = parts_of(BLOCKS.layers[0].ffn_gate.weights), BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64)
+    wrong = x @ (codes[order] * scales).reshape(128, 128).T + BLOCKS.layers[0].ffn_gate.bias
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), wrong)
+    assert said.startswith("Q8_0: codes are those of other rows, and scales are right: ")
+
+
+def test_blocks_that_are_wrong_are_told_one_by_one():
+    (scales, codes), x = parts_of(BLOCKS.layers[0].ffn_gate.weights), BLOCK_POINTS[Key("ffn_norm", 0)].astype(np.float64)
+    factor = np.ones((128, 4, 1))
+    factor[1::2, 1, 0], factor[:, 3] = np.random.default_rng(0).uniform(1.5, 3, 64), 0
+    wrong = x @ (codes * scales * factor).reshape(128, 128).T + BLOCKS.layers[0].ffn_gate.bias
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), wrong)
+    assert said.startswith("Q8_0: scales of blocks of 32 weights of a row: block 1 is 1.5")
+    assert said.endswith(" times what is right in every second row from row 1, 64 of 128, block 3 is 0")
+    factor[:, 1, 0] = np.where(np.random.default_rng(1).random(128) < 0.5, np.random.default_rng(2).uniform(1.5, 3, 128), 1)
+    wrong = x @ (codes * scales * factor).reshape(128, 128).T + BLOCKS.layers[0].ffn_gate.bias
+    said = read_off(BLOCKS, IDS_OF_BLOCKS, BLOCK_POINTS, Key("ffn_gate", 0), wrong)
+    assert said.endswith(f" times what is right in {(factor[:, 1, 0] > 1).sum()} of 128 rows, block 3 is 0")
 
 
 def test_a_zero_point_that_takes_other_sums_is_told():

@@ -621,6 +621,31 @@ def test_weights_of_the_other_matrix_of_any_expert_are_named(other):
     assert mixture("ffn_moe_up", read_instead) == said
 
 
+@pytest.mark.parametrize(
+    ("expert", "token", "begin", "says"),
+    [
+        (1, 0, 0, "those of the next expert"),
+        (-1, 1, 0, "those of the expert before, other positions"),
+        (2, 1, 0, "those of other experts, other positions"),
+        (0, 0, 8, "those of elements 8 to 15"),
+        (None, 0, 0, "those of the next expert, or 0"),
+    ],
+)
+def test_runs_of_products_that_are_other_ones_are_named(expert, token, begin, says):
+    """The other expert, token and first element whose products stand in elements 0 to 7; of no other expert 0 in some slots."""
+    every = [MIXED_POINTS[Key("ffn_norm", 1)].astype(np.float64) @ one.ffn_up.weights.T for one in MIXED.layers[1].experts]
+
+    def moved(wrong):
+        for t, place in np.ndindex(CHOSEN.shape):
+            source = every[(int(CHOSEN[t, place]) + (1 if expert is None else expert)) % EXPERTS][(t + token) % len(MIXED_IDS)]
+            wrong[t, place, :8] = 0 if expert is None and t % 2 else source[begin : begin + 8]
+        if expert in (1, -1, None):  # the last one has no next
+            last = (0 if expert == -1 else EXPERTS - 1) == CHOSEN
+            wrong[last] = MIXED_POINTS[Key("ffn_moe_up", 1)].reshape(*CHOSEN.shape, -1)[last]
+
+    assert mixture("ffn_moe_up", moved) == f"elements 0 to 7 of each expert's products are {says}"
+
+
 def test_two_numbers_are_written_with_digits_that_differ():
     assert instead(-0.26891234, -0.26894142, 4) == "-0.26891 instead of -0.26894"
     assert instead(1.5, 2.0) == "1.5 instead of 2"

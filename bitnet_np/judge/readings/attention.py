@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...base.errors import listed
-from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, nearest_number, rough
+from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
 from ..words import FEW, Indices, instead, least_to_largest, places_of, plain, runs
-from .structure import Numbers, loose_structure, structure
+from .known import known_factors
+from .structure import Numbers, loose_structure, pointwise, structure
 from .wrong import ROWS, Wrong
 
 Seen = NDArray[np.bool_]
@@ -109,23 +110,30 @@ def wrong_values(wrong: Wrong) -> str | None:
     """What the values have in common with the right ones, or the positions of other ones, if the weights are right."""
     attended = attention(wrong)
     t, _, size = attended.values.shape
-    weights, sums = (
+    weights, outputs = (
         attended.weights.reshape(-1, attended.shared * t, t),
         attended.theirs.swapaxes(0, 1).reshape(-1, attended.shared * t, size),
     )
-    if len(wrong.theirs) > t or np.linalg.cond(weights).max() > _CONDITION:
-        return None
-    theirs = (np.linalg.pinv(weights) @ sums).swapaxes(0, 1)  # [T, G, K]
-    if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
+    if len(wrong.theirs) > t:
         return None
     right = attended.values[:, :: attended.shared]
+    theirs = (np.linalg.pinv(weights) @ outputs).swapaxes(0, 1) if np.linalg.cond(weights).max() <= _CONDITION else right  # [T, G, K]
+    if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
+        design = weights[..., None] * right.swapaxes(0, 1)[:, None]  # [G, h T, T, K], for one number for each value of each head
+        design = design.swapaxes(2, 3).reshape(len(weights), -1, t)
+        theirs = right * (np.linalg.pinv(design) @ outputs.reshape(len(outputs), -1, 1)).swapaxes(0, 1)
+        if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
+            return None
     off = np.flatnonzero((np.abs(theirs - right) > 1e-3 * np.abs(right).max()).any(axis=(1, 2)))
-    text = structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
+    sums = attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)
+    noise = 0.0 if explains(sums, wrong.theirs, wrong.value, 0.0) else wrong.noise
+    numbers = Numbers(theirs, right, ("position", "head", "element"), noise)
+    text = structure(numbers)
     if text is None:
-        text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), wrong.noise))
+        text = structure(Numbers(theirs.reshape(t, -1), right.reshape(t, -1), ("position", "element"), noise))
     if text is None and 0 < 4 * off.size <= t and 2 * off.size <= wrong.wrong_rows.size:  # any row is right with some value of its own
         text = f"those of {runs('position', off)} are others"
-    text = text or loose_structure(Numbers(theirs, right, ("position", "head", "element"), wrong.noise))
+    text = text or known_factors(numbers, wrong) or loose_structure(numbers)
     return text and f"values: {text}; weights are right"
 
 
@@ -310,7 +318,7 @@ def wrong_weights(wrong: Wrong) -> str | None:
     if not attended.wrong.accounts(attended.outputs(solved.weights)):
         return None
     with np.errstate(all="ignore"):
-        return _of_sums(attended, solved) or _of_scores(attended, solved)
+        return _of_sums(attended, solved) or _of_exponentials(attended, solved) or _of_scores(attended, solved)
 
 
 def _loosely(attended: Attention) -> str:
@@ -357,6 +365,16 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
     return f"attention's weights add up to {least_to_largest(factor, 3)} instead of 1, and are right but for that: {why}"
 
 
+def _of_exponentials(attended: Attention, solved: _Solved) -> str | None:
+    """What single exponentials have in common with the right ones, where what they are divided by is right."""
+    seen = np.where(attended.visible, attended.scores, -np.inf)
+    e = np.exp(seen - seen.max(axis=-1, keepdims=True))
+    is_sure = attended.visible & (solved.spread * _CLEAR < LITTLE * solved.right)
+    theirs, right = (solved.weights * e.sum(axis=-1, keepdims=True))[is_sure], e[is_sure]
+    text = pointwise(Numbers(theirs, right, ("number",), LITTLE**2))
+    return text and f"exponentials of scores below the largest: {text}; their sums are right"
+
+
 def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     """What scores have in common with the right ones, by the logarithms of weights, whose rows they are known of but for a constant."""
     weights = solved.weights
@@ -397,6 +415,10 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist())
     if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
         return f"scores are soft-capped at {plain(cap, near)}"
+    seen = np.where(attended.visible, attended.scores, -np.inf)
+    so_far = fitted(np.where(usable, np.maximum.accumulate(seen, axis=-1), 0)[None], error)
+    if so_far is not None and abs(so_far[0] + 1) < 5 * near:
+        return "exponentials are of scores less the largest one so far: sums are not rescaled when that rises"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
     if slopes is not None:
         return f"scores have a bias that grows with distance, as ALiBi: slopes of heads are {listed([f'{x:.4g}' for x in slopes], FEW)}"

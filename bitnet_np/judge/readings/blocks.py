@@ -5,16 +5,18 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base.block_formats import FORMATS, RUN
+from ...base.errors import listed
 from ...model.records import Blocks
 from ..edits.blocks import orders
 from ..evidence import LITTLE, NEAR, SAME, SPARE, matched
 from ..law.codes import Planes, scales_and_codes, wrong_codes
 from ..law.expression import Array, Matrix, Node
 from ..law.products import rows_of
-from ..words import Indices, least_to_largest
-from .structure import Numbers, loose_structure, structure
+from ..words import FEW, Indices, least_to_largest, moves_in_words, places_of, runs
+from .structure import Numbers, loose_structure, structure, times
 from .wrong import Wrong
 
 _SIZES = (32, 64, 128, 16, 256)  # of blocks
@@ -47,11 +49,17 @@ def block_factors(wrong: Wrong, node: Node, needed: Array) -> str | None:
             factors[at], constants[at] = solved
             return f"{cut.name}: {_in_words(whole, factors, constants)}"
     own = matrix.weights if isinstance(matrix.weights, Blocks) and matrix.weights.type.name in FORMATS else None
-    text = own and y.size >= _NUMBERS and (_in_order(x, own, columns, y, wrong.noise) or _of_scales(x, own, columns, y, wrong))
-    return text or (None if is_table else wrong_codes(wrong.steps[node.inputs[0]], matrix.weights, needed - wrong.steps[node]) or None)
+    if own is None or y.size < _NUMBERS:
+        return None
+    return next((text for way in (_in_order, _of_scales, _of_rows) if (text := way(x, own, columns, y, wrong))), None)
 
 
-def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, noise: float) -> str | None:
+def wrong_codes_of(wrong: Wrong, node: Node, needed: Array) -> str | None:
+    """The codes of the matrix that make most of a product's error, as in a wrong table."""
+    return wrong_codes(wrong.steps[node.inputs[0]], wrong.steps[node.inputs[1]].weights, needed - wrong.steps[node]) or None
+
+
+def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, wrong: Wrong) -> str | None:
     """The order that codes, the bits of each plane of them, or scales are read in, if that gives y [T, N] of x [T, M].
 
     Products with planes add up, so any two orders of two planes are tried at the price of one each.
@@ -77,14 +85,14 @@ def _in_order(x: Array, table: Blocks, columns: Indices, y: Array, noise: float)
     else:
         bits = [words.format(f"{which} bits of codes") for which, words in (("low", low), ("upper", codes)) if words]
         said, theirs = f"bits are read in another order: {'; '.join(bits)}", whole.read(found[1][1], low=found[0][1])
-    most = min(LITTLE * ((x @ whole.read().T - y) ** 2).sum(), matched(noise) * (y**2).sum())
+    most = min(LITTLE * ((x @ whole.read().T - y) ** 2).sum(), matched(wrong.noise) * (y**2).sum())
     return f"{table.type.name}: {said}" if ((x @ theirs.T - y) ** 2).sum() <= most else None
 
 
 def _of_scales(x: Array, table: Blocks, columns: Indices, y: Array, wrong: Wrong) -> str | None:
     """How far behind their place the scales of blocks are read at each position, if that gives y [T, N] of x [T, M]; or whether each scale
     times a number of its block's inputs is added. Raises TimeIsOver."""
-    cut = next(_cuts(Matrix(table.shape, lambda rows: rows_of(table, rows), weights=table), np.arange(table.shape[0])))
+    cut = _every(table)
     if cut.codes.size > _LARGE or len(x) < SPARE:
         return None
     sums = np.einsum("tbi,nbi->tnb", x.reshape(len(x), *cut.codes.shape[1:]), cut.codes[columns])
@@ -108,6 +116,22 @@ def _of_scales(x: Array, table: Blocks, columns: Indices, y: Array, wrong: Wrong
     return f"{table.type.name}: each block's scale is added times a number of each position, as by a zero point of other sums"
 
 
+def _of_rows(x: Array, table: Blocks, columns: Indices, y: Array, wrong: Wrong) -> str | None:
+    """The rows whose codes are read with the scales of wrong ones, if that gives y [T, N] of x [T, M]."""
+    cut = _every(table)
+    parts, (n, blocks, _) = x.reshape(len(x), *cut.codes.shape[1:]), cut.codes.shape
+    if n * len(x) * columns.size > _LARGE or cut.codes.size > _LARGE or len(x) < SPARE:
+        return None
+    sums = np.einsum("tbi,nbi->ntb", parts, cut.codes).reshape(-1, blocks)
+    made = (sums @ cut.factors[columns].T).reshape(n, len(x), -1) + parts.sum(axis=2) @ cut.constants[columns].T  # [rows, T, N]
+    left, source = ((made - y) ** 2).sum(axis=1), np.arange(n)
+    source[columns] = left.argmin(axis=0)
+    most = min(LITTLE * ((x @ rows_of(table, columns).T - y) ** 2).sum(), matched(wrong.noise) * (y**2).sum())
+    if left.min(axis=0).sum() > most:
+        return None
+    return f"{table.type.name}: codes are those of other rows, and scales are right: {moves_in_words(source, 'row', 'the codes')}"
+
+
 class _Cut(NamedTuple):
     """Rows of a matrix in blocks: codes times a factor of each block, and a constant."""
 
@@ -120,6 +144,11 @@ class _Cut(NamedTuple):
     @property
     def of_blocks(self) -> str:
         return f"of blocks of {self.codes.shape[2]} weights of a row"
+
+
+def _every(table: Blocks) -> _Cut:
+    """All rows, in the blocks of their type."""
+    return next(_cuts(Matrix(table.shape, lambda rows: rows_of(table, rows), weights=table), np.arange(table.shape[0])))
 
 
 def _cuts(matrix: Matrix, columns: Indices) -> Iterator[_Cut]:
@@ -176,6 +205,22 @@ def _how(right: Array, theirs: Array) -> str:
     numbers = Numbers(theirs, right, ("row", "block"))
     if (text := structure(numbers) or loose_structure(numbers)) is not None:
         return text
-    ratio = theirs[right != 0] / right[right != 0]
-    off = (np.abs(ratio - 1) > SAME).mean()
-    return f"{100 * off:.0f} % of them are {least_to_largest(ratio)} times what is right" if off else "right"
+    ratio = np.where(right == 0, 1, theirs / np.where(right == 0, 1, right))
+    is_off = np.abs(ratio - 1) > SAME
+    if not is_off.any():
+        return "right"
+    blocks = np.flatnonzero(is_off.any(axis=0))
+    if blocks.size <= FEW:
+        parts = ((runs("block", blocks[[i]]), is_off[:, b], ratio[is_off[:, b], b]) for i, b in enumerate(blocks))
+        said = (
+            (words, times(float(x.mean())) if np.ptp(x) < SAME else f"{least_to_largest(x)} times what is right", off)
+            for words, off, x in parts
+        )
+        return listed([f"{words} is {how}{_of_rows_in_words(off)}" for words, how, off in said])
+    return f"{100 * is_off[right != 0].mean():.0f} % of them are {least_to_largest(ratio)} times what is right"
+
+
+def _of_rows_in_words(is_off: NDArray[np.bool_]) -> str:
+    off, count = np.flatnonzero(is_off), is_off.size
+    some = places_of(off, count, "row")
+    return "" if off.size == count else f" in {some if ' more' not in some else f'{off.size} of {count} rows'}"

@@ -6,7 +6,7 @@ more than there are tokens in most dumps, and m is the one null vector. Masks, l
 all numbers m. What cells hold of other heads, and how much outputs have of each part of a softmax, are solved for alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,10 +152,18 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
         where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
         why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
         yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
+    later = np.tril(visible, -1)
+    alone = np.flatnonzero((lost == later).all(axis=0) & later.any(axis=0))
+    if alone.size > 1 and np.ptp(alone) < alone.size:
+        yield f"{runs('position', alone)} are read by themselves alone, by no later ones: they were written over, or never kept"
+        lost[:, alone] = False
     ahead = extra & ~visible & (np.arange(len(off)) > np.arange(len(off))[:, None])
+    shown = np.flatnonzero((ahead == np.triu(~visible, 1)).all(axis=0) & ahead.any(axis=0))
     if len(np.unique(ahead.T[ahead.any(axis=0)], axis=0)) > FEW:
         readers, distance = np.flatnonzero(ahead.any(axis=1)), max(s - t for t, s in np.argwhere(ahead))
-        yield f"{runs('position', readers)} read tokens ahead of them, up to {distance} ahead: the mask"
+        is_all = shown.size > 0 and np.array_equal(shown, np.flatnonzero(ahead.any(axis=0)))
+        said = f"{runs('position', shown)} are read by all before them: the mask acts on other keys alone"
+        yield said if is_all else f"{runs('position', readers)} read tokens ahead of them, up to {distance} ahead: the mask"
         extra &= ~ahead
     for marked, rule in (
         (lost, "not read by {}: the mask, or slots of the cache that are lost"),
@@ -171,20 +179,38 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
 
 
-def cells_of_layers(wrong: Wrong) -> str | None:
-    """The layer whose keys, values or both stand in the cells before the first wrong position."""
+def other_contents(wrong: Wrong) -> str | None:
+    """What stands in the cells before the first wrong position, or in all of them: keys, values or both of another layer, or codes."""
     first, (_, *kv) = int(wrong.wrong_rows[0]), wrong.operation.inputs
-    own = dict(zip(wrong.operation.inputs, wrong.inputs, strict=True))
+    own, border = dict(zip(wrong.operation.inputs, wrong.inputs, strict=True)), first or len(wrong.theirs)
+    others: list[tuple[str, dict[Key, Array]]] = []
     for n in (n for n in range(len(wrong.model.layers)) if n != wrong.key.layer and first):
-        others = attended_tensor(wrong.operation.model, "Kcur", n), Key("Vcur", n)
-        for what, some in (("keys and values", (0, 1)), ("keys", (0,)), ("values", (1,))):
-            if all(others[i] in wrong.tensors for i in some):
-                held = {kv[i]: np.concatenate([wrong.tensors[others[i]][:first], own[kv[i]][first:]]) for i in some}
+        keys = attended_tensor(wrong.operation.model, "Kcur", n), Key("Vcur", n)
+        held = {mine: wrong.tensors[other] for mine, other in zip(kv, keys, strict=True) if other in wrong.tensors}
+        others.append((f"those of layer {n}: the cache of another layer is read", held))
+    for key, other in ((key, other) for key in kv for other in wrong.tensors if other.layer == wrong.key.layer and other not in kv):
+        if wrong.tensors[other].shape == own[key].shape:
+            others.append((f"those of {other.place}", {key: wrong.tensors[other]}))
+    for words, rule in _CODES.items():
+        rows = ((key, own[key].astype(np.float32).reshape(len(own[key]), -1, wrong.model.config.head_dim)) for key in kv)
+        others.append((words, {key: rule(x, np.abs(x).max(axis=2, keepdims=True)).reshape(len(x), -1) for key, x in rows}))
+    for words, held in others:
+        for what, some in (("keys and values", kv), ("keys", kv[:1]), ("values", kv[1:])):
+            if all(key in held for key in some):
                 wrong.go_on()
-                computed = value_of(wrong.operation.tree, (own | held).__getitem__, len(wrong.theirs))
+                read = {key: np.concatenate([held[key][:border], own[key][border:]]).astype(np.float64) for key in some}
+                computed = value_of(wrong.operation.tree, (own | read).__getitem__, len(wrong.theirs))
                 if wrong.accounts(np.concatenate([wrong.value[:first], computed[first:]])):
-                    return f"{what} of positions before {first} are those of layer {n}: the cache of another layer is read"
+                    return f"{what}{f' of positions before {first}' if first else ''} are {words}"
     return None
+
+
+_CODES: dict[str, Callable[[NDArray, NDArray], NDArray]] = {
+    "int8 codes, without the scale of each token and head": lambda x, most: np.rint(x / np.maximum(most / 127, 1e-30)),
+    "int8 codes that are cut, not rounded, by a scale of each token and head": lambda x, most: np.trunc(x / (most / 127)) * (most / 127),
+    "int8 codes that are rounded down, by a scale of each token and head": lambda x, most: np.floor(x / (most / 127)) * (most / 127),
+}
+"""What a cache may hold of rows of heads, by their largest magnitudes, in words."""
 
 
 # --- what cells hold --------------------------------------------------------------------------------------------------------------------
@@ -288,19 +314,23 @@ def _law_of_weights(weights: Array, largest: Array, sums: Array) -> str:
     known = (sums > 0) & (weights > WHOLE)
     known &= known.sum(axis=-1, keepdims=True) > 1
     mean = lambda x: np.where(known, x, 0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)  # noqa: E731
-    target, *features = (
-        (x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), largest, np.log(np.maximum(sums, 1e-300)))
-    )
+    of_sums = (largest, np.log(np.maximum(sums, 1e-300)), np.maximum.accumulate(largest, axis=-1))
+    target, *features = ((x - mean(x))[known] for x in (np.log(weights, where=known, out=0 * weights), *of_sums))
     if target.size < _OUTPUTS**3:
         return ""
     design = np.stack(features, axis=1)
-    factors = np.linalg.lstsq(design, target, rcond=None)[0]
-    if ((design @ factors - target) ** 2).sum() > SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+    for count in (2, 3):
+        factors = np.linalg.lstsq(design[:, :count], target, rcond=None)[0]
+        if ((design[:, :count] @ factors - target) ** 2).sum() <= SAME_LOGARITHMS**2 * max((target**2).sum(), (design**2).sum()):
+            break
+    else:
         return ""
+    if count > 2 and np.abs(factors - (1, 1, -1)).max() < SAME_LOGARITHMS:
+        return ": each is less the largest score so far, and not rescaled when that rises"
     names = ("the largest score of each part", "the logarithm of its sum of exponentials")
     texts = [
         f"{name} is {'left out' if abs(x) < SAME_LOGARITHMS else f'multiplied by {plain(float(x), SAME_LOGARITHMS)}'}"
-        for name, x in zip(names, factors, strict=True)
+        for name, x in zip(names, factors[:2], strict=True)
         if abs(x - 1) > SAME_LOGARITHMS
     ]
     return f": {', and '.join(texts)}" if texts else ""

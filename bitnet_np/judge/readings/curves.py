@@ -4,6 +4,7 @@ Laws have few numbers: a line beyond a border, straight lines that meet, the pol
 A function of none of these is shown by some of its values.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -11,11 +12,19 @@ import numpy as np
 from ...base.errors import listed
 from ..evidence import FEWEST, LITTLE, SMOOTH, SPARE, explains
 from ..law.expression import Array
+from ..law.functions import Function
 from ..words import instead, pieces
 
 _MANY, _JUMPS = 500, 8  # numbers that show a function, and those beside which it may jump
 _SPREAD, _SHARE = 128, 8  # inputs between which lines meet, and how many a line has at least
 _SHOWN, _STRAIGHT = 0.1, 1e-5  # of the mean error, that numbers that are said have; of the largest number, that those on a line are off
+_CURVES: tuple[tuple[str, Function, Function], ...] = (
+    ("sigmoid({})", lambda z: np.tanh(z / 2), lambda u: 2 * np.arctanh(u)),
+    ("(1 + z / (1 + |z|)) / 2 of z = {}", lambda z: z / (1 + np.abs(z)), lambda u: u / (1 - np.abs(u))),
+    ("(1 + z / sqrt(1 + z^2)) / 2 of z = {}", lambda z: z / np.hypot(1, z), lambda u: u / np.sqrt(1 - u * u)),
+    ("(1/2 + arctan(z) / pi) of z = {}", lambda z: 2 / np.pi * np.arctan(z), lambda u: np.tan(np.pi / 2 * u)),
+)
+"""What is said of a curve from 0 to 1; what it is above its middle, from -1 to 1; and the inverse of that."""
 _ON_LINES, _INSIDE = 0.95, 0.02  # of all numbers; of a sigmoid's range, from its ends: nearer values do not show what it is of
 
 
@@ -80,15 +89,21 @@ def _of_lines(what: str, x: Array, u: Array, v: Array) -> str | None:
 
 
 def _of_sigmoid(x: Array, y: Array, right: Array) -> str | None:
-    """The odd polynomial whose sigmoid multiplies the input, where that is so."""
-    found, powers = [], np.stack([x, x**3], axis=1)
-    for z in (y, right):
-        known = np.abs(z / x - 0.5) < 0.5 - _INSIDE
-        if known.sum() < _MANY // 2:
-            return None
-        numbers = np.linalg.lstsq(powers[known], np.log(z / (x - z))[known], rcond=None)[0]
-        found.append(np.where(np.abs(numbers) > LITTLE, numbers, 0))
-        if not explains(x / (1 + np.exp(-powers @ found[-1])), z, 0 * z, 0.0):
-            return None
-    theirs, own = (" + ".join(f"{c:.5g} {power}" for c, power in zip(some, ("x", "x^3"), strict=True) if c) for some in found)
-    return f"it is x * sigmoid({theirs}) instead of x * sigmoid({own})"
+    """What multiplies the input: the sigmoid of an odd polynomial, or of straight lines; or another curve like a sigmoid."""
+    own, theirs = (next(_sigmoids(x, z), None) for z in (right, y))
+    if own is not None and theirs is not None:
+        return f"it is x * {theirs} instead of x * {own}"
+    known = np.abs(y / x - 0.5) < 0.5 - _INSIDE
+    inside = np.log(y / (x - y))[known]
+    return _of_lines("the number whose sigmoid multiplies its input", x[known], x[known], inside) if known.sum() >= _MANY // 2 else None
+
+
+def _sigmoids(x: Array, y: Array) -> Iterator[str]:
+    """Yields the curve like a sigmoid, of an odd polynomial of the input x, that makes y = x * curve, in words."""
+    above, powers = 2 * y / x - 1, np.stack([x, x**3], axis=1)
+    known = np.abs(above) < 1 - 2 * _INSIDE
+    for words, curve, inverse in _CURVES if known.sum() >= _MANY // 2 else ():
+        numbers = np.linalg.lstsq(powers[known], inverse(above[known]), rcond=None)[0]
+        numbers = np.where(np.abs(numbers) > LITTLE, numbers, 0)
+        if explains(x * (1 + curve(powers @ numbers)) / 2, y, 0 * y, 0.0):
+            yield words.format(" + ".join(f"{c:.5g} {power}" for c, power in zip(numbers, ("x", "x^3"), strict=True) if c))

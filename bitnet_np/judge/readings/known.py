@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...traces.points import HEADS
 from ..evidence import FEWEST, NEAR, sources
 from ..law.expression import Array
 from ..law.functions import REDUCTIONS
@@ -36,6 +37,9 @@ def _arrays(wrong: Wrong) -> Iterator[tuple[str, Array]]:
             yield key.name, x.astype(np.float64)
     for key, x in zip(wrong.operation.inputs, wrong.inputs, strict=True):
         yield from ((f"the {what} of {key.name}", REDUCTIONS[what](x)) for what in _OF_ROWS)
+        if key.name in HEADS:
+            each = x.reshape(len(x), -1, wrong.model.config.head_dim)
+            yield f"the largest magnitude of each head of {key.name}", REDUCTIONS["largest magnitude"](each)
     for field, x in vars(wrong.operation.layer or wrong.model).items():
         if isinstance(x, np.ndarray) and x.ndim == 1:
             yield f"the weight {field}", x.astype(np.float64)

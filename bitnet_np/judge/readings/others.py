@@ -1,6 +1,7 @@
 """Right numbers in other places: rows and columns of a tensor, rows of tables and matrices of the model, products of experts."""
 
 from collections.abc import Callable, Mapping
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,13 @@ from ..law import formats
 from ..law.definition import NORM_WEIGHT, matrix_of, matrix_product
 from ..law.expression import Array, tensor, tensors, value_of
 from ..law.graph import OF_EXPERTS, TOKENS
-from ..words import FEW, Indices, least_to_largest, moves_in_words, plain, runs, runs_and_verb
+from ..words import FEW, Indices, least_to_largest, moves_in_words, pieces, plain, runs, runs_and_verb
 from .wrong import ROWS, Wrong
 
 _ROWS_AT_ONCE = 1 << 14
 _TOKENS = 16  # compared
+_LARGE = 1 << 24  # numbers of products that are compared with wrong ones
+_EXPERTS = {1: "the next expert", -1: "the expert before"}
 
 
 def rows_of_others(wrong: Wrong) -> str | None:
@@ -230,7 +233,7 @@ def experts(wrong: Wrong) -> str | None:
     slots = np.flatnonzero(wrong.places.reshape(chosen.size, -1).any(axis=1))
     own, right = chosen.ravel()[slots], np.delete(chosen.ravel(), slots)
     guilty, is_whole = np.unique(own), not np.isin(right, own).any()
-    text = _products(wrong, slots, slots // chosen.shape[1], own, is_whole) if wrong.key.name in OF_EXPERTS else None
+    text = _products(wrong, slots, chosen, is_whole) if wrong.key.name in OF_EXPERTS else None
     text = text or _factors(wrong, chosen)
     if text is None and is_whole and 4 * guilty.size <= wrong.model.config.experts:
         text = f"numbers of {runs('expert', guilty)} alone are wrong, wherever a token takes {'it' if guilty.size == 1 else 'them'}"
@@ -265,9 +268,9 @@ def _factors(wrong: Wrong, chosen: Indices) -> str | None:
     return None
 
 
-def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices, is_whole: bool) -> str | None:
-    """What is said of products in these slots, of these tokens and experts, that are another matrix's, or of another token's input.
-    is_whole: whether the experts are wrong wherever they are taken."""
+def _products(wrong: Wrong, slots: Indices, chosen: Indices, is_whole: bool) -> str | None:
+    """What is said of products in these slots that are another expert's or matrix's, of another token's input, of other rows, or 0; or of
+    the run of elements that is wrong in each. is_whole: whether the experts are wrong wherever they are taken."""
     layer, field = wrong.operation.layer, OF_EXPERTS[wrong.key.name]
     assert layer is not None
     every = [(name, e, getattr(expert, name)) for name in OF_EXPERTS.values() for e, expert in enumerate(layer.experts)]
@@ -275,26 +278,45 @@ def _products(wrong: Wrong, slots: Indices, tokens: Indices, own: Indices, is_wh
     linears = sorted((one for one in every if one[2].shape == shape), key=lambda one: one[0] != field)  # the expert's number is the place
     if x.shape[1] != shape[1]:  # each slot has an input of its own
         return None
-    computed = wrong.value.reshape(-1, shape[0]).copy()
-    theirs, least, token, source = wrong.theirs.reshape(computed.shape)[slots], np.full(len(own), np.inf), tokens.copy(), own.copy()
-    for i, (_, _, linear) in enumerate(linears):
-        products = value_of(matrix_product(wrong.operation, tensor(TOKENS), linear), lambda key: x, len(x))
-        of, mine = tokens.copy(), own == i
-        of[mine] = nearest(products, theirs[mine])
-        away = ((products[of] - theirs) ** 2).sum(axis=1)
-        nearer = away < least
-        least[nearer], computed[slots[nearer]] = away[nearer], products[of[nearer]]
-        token[nearer], source[nearer] = of[nearer], i
-    if not wrong.accounts(computed.reshape(wrong.value.shape)):
-        return None
-
+    width, tokens, own = shape[0], slots // chosen.shape[1], chosen.ravel()[slots]
+    made = np.stack([value_of(matrix_product(wrong.operation, tensor(TOKENS), one[2]), lambda key: x, len(x)) for one in linears])
     names = [f"{'' if name == field else f'{name} of '}expert {e}" for name, e, _ in linears]
-    moves = sorted({(int(e), int(i)) for e, i in zip(own, source, strict=True)})
-    if is_whole and (token == tokens).all() and len(moves) == np.unique(own).size:
-        return f"weights of other experts are used: {listed([f'expert {e} has those of {names[i]}' for e, i in moves if e != i], FEW)}"
-    texts = [
-        f"position {t} has that of {names[i]} instead of {right}" if t == at else f"position {at} has that of position {t}"
-        for at, right, t, i in zip(tokens, own, token, source, strict=True)
-        if (t, i) != (at, right)
-    ]
-    return f"products of others: {listed(list(dict.fromkeys(texts)), FEW)}" if texts else None
+    computed, theirs = wrong.value.reshape(-1, width).copy(), wrong.theirs.reshape(-1, width)
+    alike, texts = np.unique(x, axis=0, return_inverse=True)[1].ravel(), list[str]()  # tokens that come twice have the same products
+    runs_off = pieces(np.flatnonzero(wrong.places.reshape(-1, width).any(axis=0)))
+    if len(runs_off) > FEW or min(piece.size for piece in runs_off) < min(FEWEST, width):  # few numbers are some product's by chance
+        return None
+    for piece in runs_off:
+        is_off = wrong.places.reshape(-1, width)[slots][:, piece].any(axis=1)
+        begins = np.arange(0, width - piece.size + 1, gcd(int(piece[0]), piece.size, width))
+        begins = begins if begins.size * made[:, :, :_TOKENS].size <= _LARGE else piece[:1]
+        at = begins[:, None] + np.arange(piece.size)
+        some, of_all = slots[is_off], made[:, :, at[:, :_TOKENS]]
+        flat = np.append(of_all.reshape(-1, of_all.shape[-1]), np.zeros((1, of_all.shape[-1])), axis=0)
+        found = nearest(flat, theirs[some][:, piece[:_TOKENS]])
+        if (is_zero := found == len(flat) - 1).all():
+            return None
+        source, token, begin = np.unravel_index(np.where(is_zero, 0, found), of_all.shape[:3])
+        computed[np.ix_(some, piece)] = np.where(is_zero[:, None], 0, made[source[:, None], token[:, None], at[begin]])
+        is_same = alike[token] == alike[tokens[is_off]]
+        moves = list(zip(own[is_off].tolist(), source.tolist(), tokens[is_off].tolist(), token.tolist(), is_same.tolist(), strict=True))
+        if piece.size == width and not is_zero.any():
+            by_expert = {e: i for e, i, *_ in moves}
+            if is_whole and is_same.all() and all(by_expert[e] == i for e, i, *_ in moves):
+                text = [f"expert {e} has those of {names[i]}" for e, i in sorted(by_expert.items()) if e != i]
+                texts.append(f"weights of other experts are used: {listed(text, FEW)}")
+                continue
+            text = [
+                f"position {t} has that of {names[i]} instead of {e}" if same else f"position {t} has that of position {of}"
+                for e, i, t, of, same in moves
+                if i != e or not same
+            ]
+            texts.append(f"products of others: {listed(list(dict.fromkeys(text)), FEW)}")
+            continue
+        apart = {(linears[i][0], linears[i][1] - e) for (e, i, *_), zero in zip(moves, is_zero, strict=True) if not zero}
+        of = [name for name in dict.fromkeys(name for name, _ in apart) if name != field]
+        of += sorted({_EXPERTS.get(step, "other experts") for _, step in apart if step})
+        of += [runs("element", at[i]) for i in np.unique(begin[~is_zero]) if begins[i] != piece[0]]
+        of += ["other positions"] * (not is_same[~is_zero].all())
+        texts.append(f"{runs('element', piece)} of each expert's products are those of {listed(of)}{', or 0' * bool(is_zero.any())}")
+    return "; ".join(texts) if texts and wrong.accounts(computed.reshape(wrong.value.shape)) else None

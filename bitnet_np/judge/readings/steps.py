@@ -17,8 +17,9 @@ from ..evidence import LITTLE, SAME, SPARE, matched
 from ..law import formats
 from ..law.expression import Array, Matrix, Node
 from ..words import Indices, digits, instead, least_to_largest, parts_of, places_of, runs, runs_and_verb
-from .blocks import block_factors
+from .blocks import block_factors, wrong_codes_of
 from .curves import described_function
+from .inputs import few_inputs
 from .known import known_factors
 from .structure import GROUPS, Numbers, loose_structure, rank, structure
 from .wrong import ROWS, Wrong
@@ -50,7 +51,7 @@ def wrong_step(wrong: Wrong) -> str | None:
             right = values[step.node]
             text = _function(step, values) if step.node.kind == "activation" else None
             if step.node.kind == "matmul" and step.node.inputs[1].is_matrix:
-                ways = (_sums, block_factors, _of_parts)
+                ways = (_sums, block_factors, _of_parts, few_inputs, wrong_codes_of)
                 text = next(filter(None, (way(wrong, step.node, step.needed) for way in ways)), None)
             elif step.node.kind == "rows" and step.node.inputs[0].is_matrix:
                 text = block_factors(wrong, step.node, step.needed)
@@ -187,7 +188,8 @@ def _inputs(step: _Step, x: Array, matrix: Matrix) -> Iterator[_Step]:
     weights = matrix.whole()
     if np.linalg.cond(weights) < _CONDITION:
         solved = np.linalg.lstsq(weights, step.needed.T, rcond=None)[0].T.astype(np.float64)
-        solved[~(step.weight > 0).any(axis=1)] = x[~(step.weight > 0).any(axis=1)]
+        is_right = (np.abs(solved - x) <= SAME * np.abs(x).max()) | ~(step.weight > 0).any(axis=1, keepdims=True)
+        solved[is_right] = x[is_right]
         yield _Step(step.node.inputs[0], solved, np.ones(x.shape), True, False)
 
 

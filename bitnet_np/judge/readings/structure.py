@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import listed
-from ..evidence import LITTLE, SAME, SPARE, explains, matched, nearest_number, rough, sources
+from ..evidence import LITTLE, NEAR, SAME, SPARE, explains, matched, nearest_number, rough, sources
 from ..law.expression import Array
 from ..law.functions import ACTIVATIONS, places_from, starts
 from ..words import FEW, digits, least_to_largest, moves_in_words, parts_of, places_of, plain, rules, runs
@@ -25,6 +25,7 @@ _OFFSET, _LARGE = 64, 1 << 18  # numbers that a pointer may be off by; numbers: 
 _WORTH = 0.3  # of the error, left after the first steps of a golden section
 _TILES = (2, 4, 8, 16, 32, 64, 128)
 _TYPES = {1: "powers of 2", 8: "bfloat16's 8 significant bits", 11: "float16's 11 significant bits"}
+_WIDEST = 128  # rows that one matrix may turn
 _FEW_SLICES = 1000  # of which one number alone tells which it is
 
 
@@ -60,12 +61,17 @@ class Numbers(NamedTuple):
 def structure(numbers: Numbers) -> str | None:
     """What makes all of their numbers of the right ones by few numbers, in words; None if nothing does that is known here."""
     text = _read(numbers, _constant, _moved, _laid_out, _by_few_factors, _shifted, _added, _elsewhere)
-    return text or _read(numbers, _few_ratios, _of_rows, _function, _replaced)
+    return text or _read(numbers, _few_changes, _turned, _of_rows, _function, _replaced)
 
 
 def loose_structure(numbers: Numbers) -> str | None:
     """The same where each thing along an axis has a number of its own, or each number a function that has no name."""
-    return _read(numbers, _by_factors, _unknown_function)
+    return _read(numbers, _by_factors, _mixed, _unknown_function)
+
+
+def pointwise(numbers: Numbers) -> str | None:
+    """What makes each number of the right one alone."""
+    return _read(numbers, _few_changes, _function)
 
 
 def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | None:
@@ -294,28 +300,55 @@ def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray
     return groups
 
 
-def _few_ratios(n: Numbers) -> str | None:
-    """Numbers all over that have one of few factors: 0 and another one, as dropout leaves them, the other sign, or a penalty."""
-    ratio = np.where((n.right == 0) | (np.abs(n.theirs) <= 1e-6 * np.abs(n.right).max()), 0, n.theirs / n.right)
-    is_seen = np.abs(n.right) > 1e-3 * np.abs(n.right).max()
-    seen = ratio[is_seen]
-    groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
-    if seen.size < _RATIOS or not 1 < len(groups) <= GROUPS or min(map(len, groups)) < SPARE:
-        return None
-    factors = np.array([seen[some].mean() for some in groups])
-    if not n.explained(factors[np.abs(ratio[..., None] - factors).argmin(axis=-1)] * n.right):
-        return None
-    parts, is_off = [some.size / seen.size for some in groups], np.abs(n.theirs - n.right) > n.same * np.abs(n.right).max()
+def _few_changes(n: Numbers) -> str | None:
+    """Numbers all over that have one of few factors, or of few constants added: 0 and another one, as dropout leaves them, the other sign,
+    a penalty, or what wraps around; and what tells them apart: their place, label, value or magnitude."""
+    most = np.abs(n.right).max()
+    error = np.where(np.abs(n.theirs - n.right) <= n.same * most, 0, n.theirs - n.right)
+    ratio = np.where((n.right == 0) | (np.abs(n.theirs) <= 1e-6 * most), 0, n.theirs / n.right)
+    for change, none, is_seen in ((ratio, 1.0, np.abs(n.right) > 1e-3 * most), (error, 0.0, np.ones(n.right.shape, bool))):
+        seen = change[is_seen]
+        groups = sorted(_groups(seen, np.arange(seen.size), n.same), key=lambda some: float(seen[some].mean()))
+        if seen.size < _RATIOS or not 1 < len(groups) <= GROUPS or min(map(len, groups)) < SPARE:
+            continue
+        values = np.array([seen[some].mean() for some in groups])
+        nearest = np.abs(change[..., None] - values).argmin(axis=-1)
+        if not n.explained(values[nearest] * n.right if none else n.right + values[nearest]):
+            continue
+        off = [i for i, x in enumerate(values.tolist()) if abs(x - none) > SAME]
+        wheres = [_where(n, nearest == i, is_seen) for i in off]
+        if len(off) < len(groups) and None not in wheres:
+            how = [times(values[i]) if none else f"{digits(values[i])} more than what is right" for i in off]
+            is_wrap = len(off) == 2 and not none and bool(abs(values[off].sum()) < NEAR * np.ptp(values))
+            texts = [f"those {where} are {what}" for where, what in zip(wheres, how, strict=True)]
+            return f"{listed(texts)}{', as where codes wrap around' * is_wrap}"
+        if not none:
+            continue
+        parts, where = [some.size / seen.size for some in groups], ""
+        if n.right.ndim == 2 and len(groups) == 2:
+            where = " and ".join(parts_of(error != 0, 1.0))
+        each = [
+            f"{100 * part:.{2 if part < 0.995 else 4}g} % are {'right' if abs(x - 1) < SAME else times(float(x))}"
+            for x, part in zip(values, parts, strict=True)
+        ]
+        is_dropout = len(groups) == 2 and abs(values[0]) < SAME < values[1] - 1 and abs(values[1] * parts[1] - 1) < 0.05
+        return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else where and f': the wrong ones are at {where}'}"
+    return None
+
+
+def _where(n: Numbers, some: NDArray[np.bool_], among: NDArray[np.bool_]) -> str | None:
+    """What some numbers have and no others among these do: a label, or a right value, or its magnitude, beyond a border."""
+    inside, outside = some & among, ~some & among
     for what, label in n.labels.items():
-        if not np.intersect1d(label[is_off], label[~is_off & is_seen]).size and len(groups) == 2 and abs(factors - 1).min() < SAME:
-            return f"those of {runs(what, np.unique(label[is_off]))} of each row are {times(float(factors[np.abs(factors - 1).argmax()]))}"
-    where = " and ".join(parts_of(is_off, 1.0)) if n.right.ndim == 2 and len(groups) == 2 else ""
-    each = [
-        f"{100 * part:.{2 if part < 0.995 else 4}g} % are {'right' if abs(x - 1) < SAME else times(float(x))}"
-        for x, part in zip(factors, parts, strict=True)
-    ]
-    is_dropout = len(groups) == 2 and abs(factors[0]) < SAME < factors[1] - 1 and abs(factors[1] * parts[1] - 1) < 0.05
-    return f"of the numbers {listed(each)}{', as dropout leaves them' if is_dropout else where and f': the wrong ones are at {where}'}"
+        if not np.intersect1d(label[inside], label[outside]).size:
+            return f"of {runs(what, np.unique(label[inside]))} of each row"
+    for words, x in (("{}", n.right), ("of a magnitude {}", np.abs(n.right))):
+        for which, sign in (("above", 1), ("below", -1)):
+            least, most = float((sign * x)[inside].min()), float((sign * x)[outside].max())
+            if least > most:
+                border = sign * (least + most) / 2
+                return words.format(f"{which} {plain(border, max((least - most) / 2 / max(abs(border), 1e-300), SAME))}")
+    return None
 
 
 def _replaced(n: Numbers) -> str | None:
@@ -333,6 +366,34 @@ def _replaced(n: Numbers) -> str | None:
 
 
 # --- functions --------------------------------------------------------------------------------------------------------------------------
+
+
+def _turned(n: Numbers) -> str | None:
+    """The orthogonal matrix that each row is multiplied by, as of a rotation that is not taken back."""
+    if (matrix := _matrix(n)) is None:
+        return None
+    size, square, near = len(matrix), matrix.T @ matrix, LITTLE + 8 * rough(n.noise)
+    scale = float(np.trace(square)) / size
+    if np.abs(square - scale * np.eye(size)).max() > near * scale:
+        return None
+    which = "a Hadamard matrix" if np.ptp(np.abs(matrix)) <= near * scale**0.5 else "an orthogonal matrix"
+    return f"each {n.axes[-2]} is turned by {which}, and not turned back"
+
+
+def _mixed(n: Numbers) -> str | None:
+    """Heads that are all multiplied by one matrix."""
+    is_of_heads = len(n.axes) > 2 and n.axes[-2] == "head" and n.right.shape[-2] > 1
+    return "each head is multiplied by one matrix" if is_of_heads and _matrix(n) is not None else None
+
+
+def _matrix(n: Numbers) -> Array | None:
+    """The matrix that makes all rows of the right ones."""
+    size = n.right.shape[-1]
+    right, theirs = (x.reshape(-1, size) for x in (n.right, n.theirs))
+    if not 1 < size <= _WIDEST or len(right) < 2 * size:
+        return None
+    matrix: Array = np.linalg.lstsq(right, theirs, rcond=1e-9)[0].astype(np.float64)
+    return matrix if n.explained((right @ matrix).reshape(n.right.shape)) else None
 
 
 def _of_rows(n: Numbers) -> str | None:

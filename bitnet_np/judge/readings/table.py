@@ -46,7 +46,7 @@ READINGS = (
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
-    Reading("of_layers", ("kqv_out",), cells.cells_of_layers),
+    Reading("contents", ("kqv_out",), cells.other_contents),
     Reading("moved_values", ("kqv_out",), attention.moved_values),
     Reading("moved_queries", ("kqv_out",), attention.moved_queries),
     Reading("parts", ("kqv_out",), cells.joined_parts),
