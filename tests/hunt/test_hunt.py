@@ -15,7 +15,7 @@ from bitnet_np import spec
 from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
-from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, parts_of
+from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, in_statements, parts_of
 from bitnet_np.hunt.keep import keep
 from bitnet_np.hunt.outcome import Judge, Outcome
 from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit, joined
@@ -252,12 +252,12 @@ TRUTHS = {
     "pairs": (lambda c: c.experts and any(n * c.experts_used > 32 for n in calls_in(c)),
         "the length of a call times the number of experts that a token takes is at least 33"),
     "no expert's share": (lambda c: any(n * c.experts_used < c.experts for n in calls_in(c)),
-        "the number of experts is above that which tokens in a call take"),
+        "the number of experts is above the length of a call times the number of experts that a token takes"),
     "rows of scores": (lambda c: any(n * c.kv_heads * c.group > 128 for n in calls_in(c)),
         "the number of heads times the length of a call is at least 130 (right at 128)"),
     "behind an id": (lambda c: (tokens_of(c)[0][:-1] == 2).any(), "the number of tokens behind the first id 2 is at least 1"),
     "an id twice": (lambda c: (np.diff(tokens_of(c)[0]) == 0).any(), "two ids next to each other are equal"),
-    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "the length of a call is above that of the first one"),
+    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "the length of a call is above the length of the first call"),
     "a last tile of ids": (lambda c: tokens_of(c)[0].max() >= c.vocab // 64 * 64,
         "an id of the prompt is behind the vocabulary's last whole tile of 64"),
     "behind a prefix": (lambda c: c.prefix > 0 and (c.chunk == 1 or c.length - c.prefix == 1),
@@ -268,7 +268,7 @@ TRUTHS = {
     "a last part": (lambda c: any(n > 8 and 1 <= n % 8 <= 4 for n in calls_in(c)),
         "the length of a call is at least 9 (right at 4) and 1 to 4 more than a multiple of 8"),
     "twice as long": (lambda c: any(a == b > 1 for a, b in pairwise(calls_in(c))),
-        "the length of a call is at least 2 and its length is equal to that of the one before"),
+        "the length of a call is at least 2 and its length is equal to the length of the call before"),
     "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
         "the length of a call minus the window is at least 2"),
 }  # fmt: skip
@@ -296,6 +296,11 @@ def test_a_condition_is_what_makes_cases_fail(name):
     assert len(wrong) <= 2, (list(map(str, contrast.condition)), wrong[:1])
     if words:
         assert in_statements(contrast.told()) == words  # "right at": 16 is a multiple of 16
+
+
+def said_of(case, name):
+    """A fact of each call of a case's first sequence."""
+    return Calls([parts_of(case)[-1:]]).column(name).tolist()
 
 
 def contrast_in(failing, passing, **edges):
@@ -347,7 +352,7 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
     """However they were drawn: a prompt of the last one alone is of equal ids as well."""
     for length, vocab in ((1, 64), (2, 64), (3, 33), (40, 33)):
         case = fitted(Case(tokens=tokens, length=length, vocab=vocab))
-        ids, facts = tokens_of(case)[0].tolist(), facts_of(case)
+        ids, facts = tokens_of(case)[0].tolist(), {name: said_of(case, name)[0] for name in FACTS}
         behind = [length - 1 - ids.index(x) if x in ids else -1 for x in (0, 1, 2, 3, vocab - 1)]
         assert [facts[name] for name in FACTS if name.startswith("behind")] == behind
         assert in_statements([Atom("behind 3", low=0)]) == "the prompt has the id 3"
@@ -356,8 +361,8 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
 
 def test_facts_of_parts_that_are_rounded_up():
     """Of 5 keys in 4 parts each has 2, and the last one none; 3 tokens are 2 and 1 for two threads."""
-    empty = [n for n in range(1, 20) if facts_of(Case(length=n))["empty 4"][0]]
-    fewer = [n for n in range(1, 8) if facts_of(Case(length=n, threads=2))["fewer"][0]]
+    empty = [n for n in range(1, 20) if said_of(Case(length=n), "empty 4")[0]]
+    fewer = [n for n in range(1, 8) if said_of(Case(length=n, threads=2), "fewer")[0]]
     assert (empty, fewer) == ([1, 2, 3, 5, 6, 9], [3, 5, 7])
     assert str(Atom("empty 4", True, True)) == "the keys of a call in 4 equal parts, rounded up, leave a part empty"
 
@@ -407,9 +412,10 @@ def test_a_right_run_of_frequent_ids_is_run_again_with_others():
 
 def test_calls_of_a_prefix_know_nothing_of_what_comes_behind():
     """A call of 8 tokens that begins a sequence is none of a long prompt, though the prompt that reuses it is long."""
-    prefix, rest = parts_of(Case(length=40, prefix=8, chunk=8))
-    assert (prefix["length"], prefix["starts"].tolist(), prefix["last"].tolist()) == (8, [0], [False])
-    assert (rest["length"], rest["starts"].tolist(), rest["last"].tolist()) == (40, [8, 16, 24, 32], [False] * 3 + [True])
+    both = [Calls([(part,)]) for part in parts_of(Case(length=40, prefix=8, chunk=8))]
+    prefix, rest = ([calls.column(name).tolist() for name in ("length", "starts", "last")] for calls in both)
+    assert prefix == [[8], [0], [False]]
+    assert rest == [[40] * 4, [8, 16, 24, 32], [False] * 3 + [True]]
     long_first = (Atom("length", low=33), Atom("starts", 0, 0))
     assert [meets(long_first, Case(length=40, prefix=prefix)) for prefix in (0, 8)] == [True, False]
     assert [meets((Atom("starts", 0, 0),), Case(length=40, prefix=8), seen) for seen in (False, True)] == [True, False]
@@ -490,7 +496,7 @@ def test_a_shorter_case_of_a_finding_is_made_smaller():
     hunting = hunting_in(engine_with("a multiple of 8"), length=(4, 8, 16, 24, 40), threads=(1, 2))
     outcomes = [hunting.runner.run(replace(hunting.plain, length=length)) for length in (40, 16)]
     long, short = hunting.runner.outcomes
-    hunting.result.findings.append(Finding(long, outcomes[0], (Atom("length", step=8, rest=0),), True))
+    hunting.result.findings.append(Finding(long, outcomes[0], (Atom("length", 0, 0, step=8),), True))
     assert not hunting.pursue(short)
     assert hunting.result.findings[0].case == replace(hunting.plain, length=8)
     counted = hunting.counted(0)
@@ -507,7 +513,7 @@ def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_window_that_a_family_always_has_is_drawn_and_said(family):
     case = fitted(Case(family=family))
-    assert case.window == model_of(case).config.window == facts_of(case)["window"] > 0
+    assert case.window == model_of(case).config.window == said_of(case, "window")[0] > 0
     assert model_of(fitted(replace(case, window=8))).config.window == 8
     plain, edges = case_like(random_model(1, family=family, window=16))
     assert plain.window == 16
