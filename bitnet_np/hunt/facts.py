@@ -7,7 +7,7 @@ sign of it, a share). A condition speaks of one call: all statements about a cal
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ QUANTITIES = {
     "least": {"highest": "the highest id of the prompt"},
     "multiples": {"rows": "the row length of {a} matrix"},
 }  # fmt: skip
-"""In words, by what is said of them (Fact.said)."""
+"""In words, by what is said of them (Fact.said): of sizes also that they are powers of 2."""
 _WORDS = {name: words for names in QUANTITIES.values() for name, words in names.items()} | {
     "opening": "the length of the first call", "before": "the length of the call before", "q_width": "the width of all heads together",
     "taken": "the chunk", "used": "the number of experts that a token takes", "every": "the rows of a matrix",
@@ -50,15 +50,14 @@ _FAR_FETCHED = {
     "heads": 0.15, "experts_used": 0.1, "row": 0.1, "pieces": 0.3, "rest": 0.6, "rows": 0.15, "longest": 0.3, "highest": 0.45,
     "calls": 0.15, "starts": 0.3, "keys": 0.3, "sees": 0.35, "windows": 0.35, "scores": 0.35, "pairs": 0.2,
 }  # fmt: skip
+"""A fact that compares two numbers costs nearly what two statements do, so that these are tried against it."""
 _DIFFERENCES = {("keys", "window"): 0.2, ("calls", "window"): 0.1, ("starts", "window"): 0.9}
 _ORDERS = {
     ("calls", "heads"): 0.3, ("calls", "opening"): 0.6, ("calls", "before"): 0.3, ("calls", "taken"): 0.2, ("threads", "calls"): 0.2,
     ("experts", "pairs"): 0.35, ("threads", "heads"): 0.2, ("threads", "kv_heads"): 0.2, ("threads", "used"): 0.2,
     ("group", "kv_heads"): 0.3, ("q_width", "width"): 0.2,
 }  # fmt: skip
-"""Of two numbers, how many the first has more, or whether it has. That costs nearly what two statements do, so that these are tried."""
-_SHARED = {"calls": 0.15, **dict.fromkeys(("heads", "kv_heads", "width", "ffn", "vocab", "every"), 0.1)}
-"""Of which each thread has a share."""
+_SHARED = {(a, "threads"): 0.15 if a == "calls" else 0.1 for a in ("calls", "heads", "kv_heads", "width", "ffn", "vocab", "every")}
 
 
 class Fact(NamedTuple):
@@ -66,14 +65,14 @@ class Fact(NamedTuple):
 
     cost: float  # how far-fetched a statement about it is
     words: str  # `{}`: what is said of a number or a name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
-    value: Callable[["Calls"], NDArray]
+    value: Callable[..., NDArray]  # of Calls, [N]
     said: str = ""
-    """Of a number: "numbers" and remainders; of "sizes" also powers of 2; "bounds", lower bounds ("least") or "multiples" alone; of two
-    numbers their "order". Of a truth "least": nothing is said of calls that do not have it."""
+    """Of a number: "numbers" and remainders; "bounds", lower bounds ("least") or "multiples" alone; of two numbers their "order". Of a
+    truth "least": nothing is said of calls that do not have it."""
 
 
 FACTS = {
-    name: Fact(_FAR_FETCHED.get(name, 0), f"{words} is {{}}", attrgetter(name), said)
+    name: Fact(_FAR_FETCHED.get(name, 0), f"{words} is {{}}", attrgetter(name), "numbers" if said == "sizes" else said)
     for said, names in QUANTITIES.items()
     for name, words in names.items()
 }
@@ -98,44 +97,30 @@ FACTS |= {
 }  # fmt: skip
 
 
-def _behind(token: int | str, s: "Calls") -> NDArray:  # [N]
-    """How many ids there are behind the first one that is this one; -1: there is none."""
-
-    def of(part: Part) -> int:
-        at = np.flatnonzero((ids := _ids(part)) == (token if isinstance(token, int) else part.case.vocab - 1))
-        return len(ids) - 1 - int(at[0]) if at.size else -1
-
-    return s.spread(of)
-
-
+_DERIVED: tuple[tuple[str, str, Callable[..., NDArray], str, dict], ...] = (
+    ("minus", "{} minus {} is {{}}", np.subtract, "bounds", _DIFFERENCES),
+    ("order", "{} is {{}} {}", lambda a, b: np.sign(a - b), "order", _ORDERS),
+    ("share", "a thread's share of {} is {{}}", np.divide, "multiples", _SHARED),
+    ("power", "{} is (|not )a power of 2", lambda a: np.isin(a, [1 << n for n in range(20)]), "",
+        {(a,): 0.35 + FACTS[a].cost for a in QUANTITIES["sizes"]}),
+)  # fmt: skip
 FACTS |= {
-    f"{a} - {b}": Fact(x, f"{_WORDS[a]} minus {_WORDS[b]} is {{}}", partial(lambda a, b, s: getattr(s, a) - getattr(s, b), a, b), "bounds")
-    for (a, b), x in _DIFFERENCES.items()
-}
-FACTS |= {
-    f"{a} : {b}": Fact(
-        x, f"{_WORDS[a]} is {{}} {_WORDS[b]}", partial(lambda a, b, s: np.sign(getattr(s, a) - getattr(s, b)), a, b), "order"
-    )
-    for (a, b), x in _ORDERS.items()
-}
-FACTS |= {
-    f"share {a}": Fact(x, f"a thread's share of {_WORDS[a]} is {{}}", partial(lambda a, s: getattr(s, a) / s.threads, a), "multiples")
-    for a, x in _SHARED.items()
+    " ".join((kind, *of)): Fact(cost, words.format(*map(_WORDS.get, of)), lambda s, f=f, of=of: f(*(getattr(s, x) for x in of)), said)
+    for kind, words, f, said, pairs in _DERIVED
+    for of, cost in pairs.items()
 }
 for n in (4, 8):
-    FACTS[f"empty {n}"] = Fact(0.4, f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty",
-                               partial(lambda n, s: -(-s.end // n) * (n - 1) >= s.end, n), "least")  # fmt: skip
+    words = f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty"
+    FACTS[f"empty {n}"] = Fact(0.4, words, lambda s, n=n: -(-s.end // n) * (n - 1) >= s.end, "least")
 for n in (8, 16, 32, 64):
-    crosses, tail = (lambda n, s: s.start // n < (s.end - 1) // n), (lambda n, s: s.highest >= s.vocab // n * n)
-    FACTS[f"crosses {n}"] = Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", partial(crosses, n))
-    FACTS[f"tail {n}"] = Fact(
-        0.25, f"(an|no) id of the prompt is behind the vocabulary's last whole tile of {n}", partial(tail, n), "least"
-    )
+    words = f"(an|no) id of the prompt is behind the vocabulary's last whole tile of {n}"
+    FACTS[f"crosses {n}"] = Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", lambda s, n=n: s.start // n < (s.end - 1) // n)
+    FACTS[f"tail {n}"] = Fact(0.25, words, lambda s, n=n: s.highest >= s.vocab // n * n, "least")
 for token in (0, 1, 2, 3, "the last of the vocabulary"):  # of padding, of the begin and the end of a text, of what is unknown
-    FACTS[f"behind {token}"] = Fact(0.2, f"the number of tokens behind the first id {token} is {{}}", partial(_behind, token), "least")
+    words = f"the number of tokens behind the first id {token} is {{}}"
+    FACTS[f"behind {token}"] = Fact(0.2, words, lambda s, token=token: s.spread(lambda part: _behind(part, token)), "least")
 
 _ORDER_WORDS = {(1, inf): "above", (0, inf): "at least", (0, 0): "equal to", (-inf, 0): "at most", (-inf, -1): "below"}
-_POWERS = [1 << n for n in range(20)]
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -154,10 +139,6 @@ class Part(NamedTuple):
     until: int = CONTEXT
     alone: bool = False  # whether it is a prefix that another call reuses
 
-    @property
-    def length(self) -> int:
-        return lengths_of(self.case)[self.row]
-
 
 def prefix_of(case: Case) -> Case:
     """The reused prefix as a case: its calls know nothing of what comes behind them."""
@@ -169,24 +150,33 @@ def parts_of(case: Case, row: int = 0, until: int = CONTEXT) -> tuple[Part, ...]
     return (*((Part(prefix_of(case), row, alone=True),) if case.prefix else ()), Part(case, row, until))
 
 
+_SPAN = ("start", "end", "before", "opening", "pieces")
+
+
 @lru_cache(1 << 13)
-def _spans(part: Part) -> tuple[NDArray, int, int]:  # [calls, 3]
-    """Begin, end and the length of the call before; the number of all calls of the sequence, and the length of the first one."""
-    spans = calls_of(part.case, part.length)
+def _spans(part: Part) -> NDArray:  # [calls, 5]
+    """Begin, end and the length of the call before (NaN: none); of all calls of the sequence the first one's length, and their number."""
+    spans = calls_of(part.case, lengths_of(part.case)[part.row])
     before = [np.nan, *(end - start for start, end in spans)]
     some = [(*span, n) for span, n in zip(spans, before, strict=False) if part.case.prefix <= span[0] <= part.until]
-    return np.array(some, float), len(spans), spans[0][1]
+    return np.array([(*one, spans[0][1], len(spans)) for one in some], float)
 
 
 @lru_cache(1 << 13)
 def _ids(part: Part) -> NDArray[np.int64]:
     """The ids up to the end of the last call."""
-    return tokens_of(part.case)[part.row][: int(_spans(part)[0][-1, 1])]
+    return tokens_of(part.case)[part.row][: int(_spans(part)[-1, 1])]
+
+
+def _behind(part: Part, token: int | str) -> int:
+    """How many ids there are behind the first one that is this one; -1: there is none."""
+    at = np.flatnonzero((ids := _ids(part)) == (token if isinstance(token, int) else part.case.vocab - 1))
+    return len(ids) - 1 - int(at[0]) if at.size else -1
 
 
 _OF_PARTS: dict[str, Callable[[Part], Any]] = {
-    "length": attrgetter("length"), "row": attrgetter("row"), "alone": attrgetter("alone"), "longest_length": attrgetter("case.length"),
-    "pieces": lambda part: _spans(part)[1], "opening": lambda part: _spans(part)[2],
+    "length": lambda part: lengths_of(part.case)[part.row], "row": attrgetter("row"), "alone": attrgetter("alone"),
+    "longest_length": attrgetter("case.length"),
     "window": lambda part: part.case.window or np.nan, "chunk": lambda part: part.case.chunk or np.nan,
     "taken": lambda part: part.case.chunk or part.case.length,
     "used": lambda part: part.case.experts_used if part.case.experts else np.nan,
@@ -206,21 +196,14 @@ _OF_CALLS: dict[str, Callable[["Calls"], NDArray]] = {
 class Calls:
     """The calls of some sequences, [N] in all: each fact, and what it is of, is a column. A sequence may have two parts."""
 
-    start: NDArray[np.float64]  # the first position of each call, [N]
-    end: NDArray[np.float64]
-    before: NDArray[np.float64]  # the length of the call before, or NaN
-
     def __init__(self, sequences: Sequence[tuple[Part, ...]]) -> None:
         self.sequences, self.parts = sequences, [part for parts in sequences for part in parts]
-        spans = [_spans(part)[0] for part in self.parts]
-        self.start, self.end, self.before = np.concatenate([np.zeros((0, 3)), *spans]).T
+        spans = [_spans(part) for part in self.parts]
         self.counts = np.array([len(x) for x in spans], np.int64)
-        self.begins = np.cumsum([0, *(sum(len(_spans(part)[0]) for part in parts) for parts in sequences)])[:-1]
-        self._columns: dict[str, NDArray] = {}
+        self.begins = np.cumsum([0, *(sum(len(_spans(part)) for part in parts) for parts in sequences)])[:-1]
+        vars(self).update(zip(_SPAN, np.concatenate([np.zeros((0, len(_SPAN))), *spans]).T, strict=True))
 
     def __getattr__(self, name: str) -> Any:  # [N]
-        if name.startswith("_"):
-            raise AttributeError(name)
         value = _OF_CALLS[name](self) if name in _OF_CALLS else self.spread(_OF_PARTS.get(name, attrgetter(f"case.{name}")))
         return vars(self).setdefault(name, value)
 
@@ -231,9 +214,9 @@ class Calls:
 
     def column(self, name: str) -> NDArray:  # [N]
         """A fact of each call."""
-        if name not in self._columns:
-            self._columns[name] = FACTS[name].value(self)
-        return self._columns[name]
+        if name not in vars(self):
+            vars(self)[name] = FACTS[name].value(self)
+        return vars(self)[name]
 
     def holds(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [atoms, N]
         """Which statements hold of which calls."""
@@ -257,13 +240,10 @@ class Atom:
     high: Any = inf
     step: int = 0
     no: bool = False
-    power: bool = False  # whether the value is a power of 2
     gap: Any = field(default=None, compare=False)  # the nearest value beyond a bound that right calls have, which meet all other statements
 
     def among(self, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
         """Whether it holds of each value."""
-        if self.power:
-            return np.isin(values, _POWERS) != self.no
         if self.step:
             values = np.mod(values, self.step)
             return (values > 0) if self.no else (values >= self.low) & (values <= self.high)  # NaN is no number
@@ -276,9 +256,7 @@ class Atom:
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
-        if self.power:
-            form = 0.35
-        elif self.step:
+        if self.step:
             form = 0.25 + 0.1 * (self.step in (2, 3)) + 0.2 * (self.high > 0) + 0.1 * (self.low < self.high)
         elif self.low == self.high:
             form = 0.3 if self.no else 0.25 * (self.low is False) if isinstance(self.low, str | bool) else 0.1
@@ -288,12 +266,10 @@ class Atom:
 
     def predicate(self) -> str:
         """What it says of the number or the name."""
-        if self.power:
-            words = "a power of 2"
-        elif self.step:
+        if self.step:
             rest = f"{_range(self.low, self.high)} more than " * (self.high > 0)
             return f"{rest}{'no' if self.no else 'a'} " + (f"multiple of {self.step}" if self.step > 1 else "whole number")
-        elif FACTS[self.fact].said == "order":
+        if FACTS[self.fact].said == "order":
             words = _ORDER_WORDS[self.low, self.high]
         else:
             near = self.gap is None or any(isinstance(x, int) and abs(x - self.gap) <= 1 for x in (self.low, self.high))
@@ -306,7 +282,10 @@ class Atom:
 
 def in_statements(condition: Sequence[Atom]) -> str:
     """A condition in words. Statements about one fact are said together, and those about a call last, of which the second says "it"."""
-    facts = sorted({atom.fact for atom in condition}, key=lambda fact: ("{call}" in FACTS[fact].words, [*FACTS].index(fact)))
+    names = [*FACTS]
+    facts = sorted(
+        dict.fromkeys(atom.fact for atom in condition), key=lambda fact: names.index(fact) if "{call}" in FACTS[fact].words else -1
+    )
     parts = [_statement(fact, [atom for atom in condition if atom.fact == fact]) for fact in facts]
     about = [n for n, part in enumerate(parts) if "{call}" in part]
     for n in about[1:]:
@@ -361,26 +340,22 @@ def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
         yield from (Atom(fact, *bounds) for bounds in _ORDER_WORDS)
         yield Atom(fact, 0, 0, no=True)
         return
-    values, tried = numbers_of(bad), numbers_of(good)
-    if said in ("numbers", "sizes"):
-        yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
+    values, every = numbers_of(bad), said == "numbers"
+    if every:
+        yield from (Atom(fact, x, x, no=True) for x in numbers_of(good) if x not in values)
         yield from (Atom(fact, x, x) for x in values)
     if said != "multiples" and not np.isnan(bad).any():
         low, high = np.maximum.reduceat(bad, failing.begins).min(), np.minimum.reduceat(bad, failing.begins).max()
         yield from (Atom(fact, low=x) for x in [x for x in values if x <= low][: -_BOUNDS - 1 : -1])
         yield from (Atom(fact, high=x) for x in [x for x in values if x >= high and said != "least"][:_BOUNDS])
-    if said == "sizes":
-        yield from (Atom(fact, power=True, no=no) for no in (False, True))
-    if said == "multiples" or (said in ("numbers", "sizes") and all(isinstance(x, int) for x in values)):
+    if said == "multiples" or (every and all(isinstance(x, int) for x in values)):
         yield from (Atom(fact, 0, 0, step, no) for step in _STEPS for no in (True, False))
-    if said in ("numbers", "sizes") and all(isinstance(x, int) for x in values):
-        for step in _STEPS[3:]:
+        for step in _STEPS[3:] if every else ():
             left = np.mod(bad, step)
             most = int(np.minimum.reduceat(np.where(left > 0, left, step), failing.begins).max())  # the nearest above a multiple, of each
-            yield Atom(fact, 1, 1, step)
+            ends = {1, most} if most < step - 1 else {1}
+            yield from (Atom(fact, 1, end, step) for end in sorted(ends))
             yield Atom(fact, step // 2, step - 1, step)  # an odd number of whole tiles of half a step
-            if 1 < most < step - 1:
-                yield Atom(fact, 1, most, step)
 
 
 def numbers_of(column: NDArray) -> list[Any]:
