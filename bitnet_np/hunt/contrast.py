@@ -188,10 +188,9 @@ class Contrast:
             )
             most = min(self.spare, len(clear.sequences) // _SPARED)
             kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, clear, n))), (0, []))
-            seen = [(clear.any(clear.meet(one)).sum(), unseen.meet(one).sum()) for _, one in some]
             weighed = [
-                (cost + _SEEN_COST * a + _UNSEEN_COST * b + _EXCEPT * (kinds > 0), one)
-                for (cost, one), (a, b) in zip(some, seen, strict=True)
+                (cost + _SEEN_COST * clear.any(clear.meet(one)).sum() + _UNSEEN_COST * unseen.meet(one).sum() + _EXCEPT * (kinds > 0), one)
+                for cost, one in some
             ]
             self.unseen = min(weighed, key=itemgetter(0), default=(np.inf,))[0] < min(self.kept, key=itemgetter(0), default=(np.inf,))[0]
             self.kept = sorted([*self.kept, *weighed], key=itemgetter(0))
