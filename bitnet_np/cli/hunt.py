@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 from ..base.errors import listed
 from ..base.tables import printable
@@ -12,6 +14,7 @@ from ..hunt.keep import again
 from ..hunt.outcome import Judge
 from ..hunt.run import Finding, Hunt
 from ..judge.options import Options
+from ..sweep import cluster
 from ..testing.space import in_words
 from . import progress
 from .arguments import profile_of
@@ -32,19 +35,21 @@ def run(arguments: argparse.Namespace) -> int:
         label = f"hunting, {runs} runs, {findings} findings"
         progress.bar(label)(min(int(spent), int(arguments.time)), int(arguments.time) + 1)
 
-    result = hunt(
-        arguments.engine,
-        None if arguments.model is None else load(arguments.model),
-        time=positive("--time", arguments.time),
-        runs=arguments.runs,
-        workers=integer("--workers", arguments.workers, 1, 64),
-        seed=integer("--seed", arguments.seed, 0),
-        limit=positive("--run-time", arguments.run_time),
-        out=arguments.out,
-        single=arguments.single,
-        judge=judge,
-        progress=progress_of,
-    )
+    with nullcontext() if arguments.scheduler is None else cluster.connected(arguments.scheduler, None) as client:
+        result = hunt(
+            arguments.engine,
+            None if arguments.model is None else load(arguments.model),
+            time=positive("--time", arguments.time),
+            runs=arguments.runs,
+            workers=integer("--workers", arguments.workers, 1, 1024),
+            seed=integer("--seed", arguments.seed, 0),
+            limit=positive("--run-time", arguments.run_time),
+            out=arguments.out,
+            single=arguments.single,
+            judge=judge,
+            spread=None if client is None else partial(cluster.in_order, client),
+            progress=progress_of,
+        )
     progress.clear()
     for note in result.notes:
         print(f"bitnet-np: {printable(note)}", file=sys.stderr)

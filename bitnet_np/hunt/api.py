@@ -26,7 +26,7 @@ from .engine import Answers, Call, engine_of
 from .keep import keep, kept_cases
 from .outcome import Judge, Outcome
 from .probes import Place, probe
-from .run import Finding, Hunt, Runner, Runs, call_of, hunt_engine
+from .run import Finding, Hunt, Runner, Runs, Spread, call_of, hunt_engine
 
 _WIDEST = 512  # channels of a case that is made wider for probes
 _LONG = 8  # tokens that a case gets for probes, or more
@@ -46,6 +46,7 @@ def hunt(
     out: str | PathLike | None = None,
     single: bool = False,
     judge: Judge = Judge(),  # noqa: B008 - frozen
+    spread: Spread | None = None,
     progress: Runs = lambda runs, findings, left: None,
 ) -> Hunt:
     """Hunt for failures of an engine: random models and calls around the edges that engines have, judged, shrunk and told apart.
@@ -59,7 +60,8 @@ def hunt(
 
     like: a model, or a file, whose family, types and settings all drawn models have. time: seconds. runs: at most so many. workers: runs
     at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. single:
-    whether all calls have one sequence. judge: what is known of the engine. progress: called with the runs, the findings, and the seconds
+    whether all calls have one sequence. judge: what is known of the engine. spread: maps a function over cases, such as on a cluster, in
+    place of threads; `workers` of them at a time. progress: called with the runs, the findings, and the seconds
     left.
 
     Raises bitnet_np.Error for arguments that cannot be used. What the engine does raises nothing.
@@ -73,7 +75,7 @@ def hunt(
         integer("runs", runs, 1)
     seed, single = integer("seed", seed, 0), flag("single", single)
     seconds, workers = positive("time", time), integer("workers", workers, 1, 1024)
-    runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds)
+    runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds, spread)
 
     def complete(finding: Finding) -> Finding:
         if (origin := runner.origin(finding.case)) != finding.case:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..testing.space import CONTEXT, Case, fitted, tokens_of, with_fields
 from .draws import Deck
-from .facts import Atom, Calls, Facts, atoms_of, numbers_of, parts_of
+from .facts import Atom, Calls, Part, atoms_of, numbers_of, parts_of
 from .shrink import differing
 
 Condition = tuple[Atom, ...]
@@ -39,65 +39,48 @@ _DECIDED = 0.03  # weight of the hypotheses that a run could refute, below which
 def conditions(failing: Calls, passing: Calls, spare: int = 0) -> list[tuple[float, Condition]]:
     """The cheapest conditions that a call of each failing sequence meets and no call that is right, with their costs, cheapest first.
 
-    spare: kinds of right calls that may meet them nevertheless.
+    spare: kinds of right calls that may meet them nevertheless. The sets of a few statements that together shut out all calls that are
+    right are searched for: one for the call that fewest shut out, and so on.
     """
-    if not passing.facts:
+    if not passing.parts:
         return [(0.0, ())]
     atoms = sorted(atoms_of(failing, passing), key=lambda atom: atom.cost)
-    right = passing.table(atoms)
+    each, holds, right = np.array([atom.cost for atom in atoms]), failing.holds(atoms), passing.holds(atoms)
     kinds = {call.tobytes(): n for n, call in enumerate(np.packbits(right, axis=0).T)}  # calls that meet the same statements count once
-    search = _Search(failing, failing.table(atoms), ~right[:, [*kinds.values()]], np.array([atom.cost for atom in atoms]))
-    for size, cheap in enumerate(_CHEAP, 1):
-        search.steps = 0
-        search.more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (search.out, search.holds)))
-        if search.best <= cheap:
-            break
-    costs = {tuple(atoms[i] for i in some): cost for some, cost in search.costs.items()}
-    form = lambda atom: (atom.fact, atom.low == -np.inf, atom.high == np.inf, atom.step > 0, atom.no)  # noqa: E731
-    kept = [condition for condition in costs if len({*map(form, condition)}) == len(condition)]  # not two of a form about one fact
-    cheapest = sorted(kept, key=lambda condition: costs[condition])[:_MOST]
-    return [(costs[condition], condition) for condition in cheapest if costs[condition] <= costs[cheapest[0]] + _SLACK]
+    out, costs, steps = ~right[:, [*kinds.values()]], dict[tuple[int, ...], float](), 0
 
-
-@dataclass
-class _Search:
-    """The sets of a few statements that together shut out all calls that are right: one for the call that fewest shut out, and so on."""
-
-    failing: Calls
-    holds: NDArray[np.bool_]  # [statements, calls that fail]
-    out: NDArray[np.bool_]  # [statements, calls that are right]: whether it shuts one out
-    each: NDArray[np.float64]  # the costs of the statements
-    costs: dict[tuple[int, ...], float] = field(default_factory=dict)  # of the sets
-    best: float = np.inf
-    steps: int = 0
-
-    def more(self, size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
+    def more(size: int, spare: int, chosen: tuple[int, ...], missed: NDArray[np.bool_], met: NDArray[np.bool_]) -> None:
         """Find those of a size. missed: calls that are right and not shut out yet. met: calls that fail and meet the chosen statements."""
+        nonlocal steps
         left = np.flatnonzero(missed)
-        if not left.size or self.steps > _STEPS:
+        if not left.size or steps > _STEPS:
             return
-        self.steps += 1
-        outs = self.out[:, left]
+        steps, outs = steps + 1, out[:, left]
         if size == 1:
             last = np.flatnonzero(outs.sum(axis=1) >= left.size - spare)
-            for i in last[self._fit(met & self.holds[last])]:
-                one = tuple(sorted((*chosen, int(i))))
-                self.costs[one] = sum(self.each[[*one]])
-                self.best = min(self.best, self.costs[one])
+            some = [tuple(sorted((*chosen, i))) for i in last[np.all(failing.any(met & holds[last]), axis=-1)].tolist()]
+            costs.update((one, each[[*one]].sum()) for one in some)
             return
         hardest = outs.sum(axis=0).argmin()
-        for i in np.flatnonzero(outs[:, hardest]):
-            both = met & self.holds[i]
-            if self.each[[*chosen, int(i)]].sum() + (size - 1) * self.each[0] <= self.best + _SLACK and self._fit(both):
-                self.more(size - 1, spare, (*chosen, int(i)), missed & ~self.out[i], both)
+        for i in np.flatnonzero(outs[:, hardest]).tolist():
+            least = each[[*chosen, i]].sum() + (size - 1) * each[0]
+            if least <= min(costs.values(), default=np.inf) + _SLACK and failing.any(both := met & holds[i]).all():
+                more(size - 1, spare, (*chosen, i), missed & ~out[i], both)
         if spare:
             missed = missed.copy()
             missed[left[hardest]] = False
-            self.more(size, spare - 1, chosen, missed, met)
+            more(size, spare - 1, chosen, missed, met)
 
-    def _fit(self, met: NDArray[np.bool_]) -> Any:  # [..., calls] -> [...]
-        """Whether a call of each failing sequence is met."""
-        return np.all(self.failing.any(met), axis=-1)
+    for size, cheap in enumerate(_CHEAP, 1):
+        steps = 0
+        more(size, spare, (), *(np.ones(x.shape[1], bool) for x in (out, holds)))
+        if min(costs.values(), default=np.inf) <= cheap:
+            break
+    form = lambda atom: (atom.fact, atom.low == -np.inf, atom.high == np.inf, atom.step > 0, atom.no)  # noqa: E731
+    kept = [(cost, tuple(atoms[i] for i in some)) for some, cost in costs.items()]
+    kept = [(cost, one) for cost, one in kept if len({*map(form, one)}) == len(one)]  # not two of a form about one fact
+    kept = sorted(kept, key=itemgetter(0))[:_MOST]
+    return [pair for pair in kept if pair[0] <= kept[0][0] + _SLACK]
 
 
 def meets(condition: Condition, case: Case, seen: bool = False) -> bool:
@@ -184,7 +167,7 @@ class Contrast:
         """Whether a mistake may not show in a run, since all ids are equal, as not in the smallest case that fails."""
         return is_alike(case) and not is_alike(self.smallest)
 
-    def sequences(self, case: Case, failed: bool) -> tuple[list[tuple[Facts, ...]], list[tuple[Facts, ...]]]:
+    def sequences(self, case: Case, failed: bool) -> tuple[list[tuple[Part, ...]], list[tuple[Part, ...]]]:
         """Those that are wrong, with their calls up to the first wrong position, and those that are right."""
         wrong = self.wrong_rows(case) if failed else {}
         bad = [parts_of(case, row, wrong.get(row, CONTEXT)) for row in (wrong or [0])] if failed else []
@@ -199,15 +182,19 @@ class Contrast:
         self.bad, self.good = (Calls([parts for pair in pairs for parts in pair[i]]) for i in (0, 1))
         self.kept = conditions(self.bad, self.good)
         if not self.kept or self.kept[0][0] > _CHEAP[1]:
-            clear = Calls([(part,) for (part,) in self.good.sequences if not part.alone and part.case not in self.hidden])
-            most, passed = min(self.spare, len(clear.sequences) // _SPARED), [case for case in self.passing if not self.hides(case)]
+            parts = [part for (part,) in self.good.sequences]
+            clear, unseen = (
+                Calls([(part,) for part in parts if part.alone == alone and part.case not in self.hidden]) for alone in (False, True)
+            )
+            most = min(self.spare, len(clear.sequences) // _SPARED)
             kinds, some = next(((n, fit) for n in range(most + 1) if (fit := conditions(self.bad, clear, n))), (0, []))
-            seen, unseen = Pool(passed), Calls([(part,) for (part,) in self.good.sequences if part.alone])
-            more = [_SEEN_COST * seen.meets(one).sum() + _UNSEEN_COST * unseen.meet(one).sum() + _EXCEPT * (kinds > 0) for _, one in some]
-            others = [(cost + extra, one) for (cost, one), extra in zip(some, more, strict=True)]
-            self.unseen = min((cost for cost, _ in others), default=np.inf) < min((cost for cost, _ in self.kept), default=np.inf)
-            self.kept = sorted([*self.kept, *others], key=itemgetter(0))
-            self.spared = int(seen.meets(self.kept[0][1]).sum()) if self.kept else 0
+            weighed = [
+                (cost + _SEEN_COST * clear.any(clear.meet(one)).sum() + _UNSEEN_COST * unseen.meet(one).sum() + _EXCEPT * (kinds > 0), one)
+                for cost, one in some
+            ]
+            self.unseen = min(weighed, key=itemgetter(0), default=(np.inf,))[0] < min(self.kept, key=itemgetter(0), default=(np.inf,))[0]
+            self.kept = sorted([*self.kept, *weighed], key=itemgetter(0))
+            self.spared = int(clear.any(clear.meet(self.kept[0][1])).sum()) if self.kept else 0
         self.split = not self.kept
         for most in (2, 1, 0) if self.split else ():  # several failures: those near the smallest case
             near = [parts for parts in self.bad.sequences if len(differing(parts[-1].case, self.smallest)) <= most]

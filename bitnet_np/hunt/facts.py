@@ -1,15 +1,15 @@
 """What can be said of a case: its facts, statements about them that some cases meet and others do not, and both in words.
 
-A condition speaks of one call of one sequence: all statements about a call are about the same one.
+A fact is a number, a name or a truth of each call of a sequence: a quantity, or what is derived from two of them (their difference, the
+sign of it, a share). A condition speaks of one call: all statements about a call are about the same one.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from math import gcd, inf
+from functools import lru_cache
+from math import inf
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,125 +18,111 @@ from numpy.typing import NDArray
 from ..model.families import FAMILIES
 from ..testing.space import CONTEXT, Case, fitted, lengths_of, tokens_of, with_fields
 
-_TILES = (8, 16, 32, 64)
-_LAST = "the last of the vocabulary"
-_IDS = (0, 1, 2, 3, _LAST)
-"""Ids that may have a meaning: of padding, of the begin and the end of a text, of what is unknown."""
+QUANTITIES = {
+    "sizes": {
+        "width": "the width", "ffn": "the feed-forward width", "kv_heads": "the number of key heads", "heads": "the number of heads",
+        "group": "the number of heads that share a key head", "head_dim": "the head width", "rope_width": "the rotated part of a head",
+        "vocab": "the vocabulary", "experts": "the number of experts", "threads": "the number of threads", "length": "the prompt's length",
+        "calls": "the length of {call}", "keys": "the number of keys of {call}",
+    },
+    "numbers": {
+        "family": "the family", "weights": "the type of the matrices", "table": "the type of the embedding",
+        "layers": "the number of layers", "window": "the window", "experts_used": "the number of experts that a token takes",
+        "rope_base": "the base of RoPE", "eps": "the norms' epsilon", "batch": "the number of sequences", "row": "the place in the batch",
+        "pieces": "the number of calls", "chunk": "the chunk", "prefix": "the reused prefix", "starts": "the first position of {call}",
+        "sees": "the number of keys that the last token of {call} sees",
+        "windows": "the number of whole windows before the last token of {call}",
+    },
+    "bounds": {
+        "rest": "the number of tokens behind the reused prefix", "longest": "the longest row of a matrix",
+        "scores": "the number of heads times the length of {call}",
+        "pairs": "the length of {call} times the number of experts that a token takes",
+    },
+    "least": {"highest": "the highest id of the prompt"},
+    "multiples": {"rows": "the row length of {a} matrix"},
+}  # fmt: skip
+"""In words, by what is said of them (Fact.said): of sizes also that they are powers of 2."""
+_WORDS = {name: words for names in QUANTITIES.values() for name, words in names.items()} | {
+    "opening": "the length of the first call", "before": "the length of the call before", "q_width": "the width of all heads together",
+    "taken": "the chunk", "used": "the number of experts that a token takes", "every": "the rows of a matrix",
+}  # fmt: skip
+_FAR_FETCHED = {
+    "heads": 0.15, "experts_used": 0.1, "row": 0.1, "pieces": 0.3, "rest": 0.6, "rows": 0.15, "longest": 0.3, "highest": 0.45,
+    "calls": 0.15, "starts": 0.3, "keys": 0.3, "sees": 0.35, "windows": 0.35, "scores": 0.35, "pairs": 0.2,
+}  # fmt: skip
+"""A fact that compares two numbers costs nearly what two statements do, so that these are tried against it."""
+_DIFFERENCES = {("keys", "window"): 0.2, ("calls", "window"): 0.1, ("starts", "window"): 0.9}
+_ORDERS = {
+    ("calls", "heads"): 0.3, ("calls", "opening"): 0.6, ("calls", "before"): 0.3, ("calls", "taken"): 0.2, ("threads", "calls"): 0.2,
+    ("experts", "pairs"): 0.35, ("threads", "heads"): 0.2, ("threads", "kv_heads"): 0.2, ("threads", "used"): 0.2,
+    ("group", "kv_heads"): 0.3, ("q_width", "width"): 0.2,
+}  # fmt: skip
+_SHARED = {(a, "threads"): 0.15 if a == "calls" else 0.1 for a in ("calls", "heads", "kv_heads", "width", "ffn", "vocab", "every")}
 
 
 class Fact(NamedTuple):
-    """What may be so of a sequence, or of a call."""
+    """What may be so of a call."""
 
     cost: float  # how far-fetched a statement about it is
-    words: str  # `{}`: a number or name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
-    value: Callable[[Any], Any]  # of what `facts_of` knows: a number or name, or whether it is so
+    words: str  # `{}`: what is said of a number or a name; (a|b): a where it is so, b where it is not; `{call}`: "a call", and then "it"
+    value: Callable[..., NDArray]  # of Calls, [N]
+    said: str = ""
+    """Of a number: "numbers" and remainders; "bounds", lower bounds ("least") or "multiples" alone; of two numbers their "order". Of a
+    truth "least": nothing is said of calls that do not have it."""
 
 
-CALLS = {
-    "calls": Fact(0.15, "the length of {call} is {}", lambda s: s.count),
-    "starts": Fact(0.3, "the first position of {call} is {}", lambda s: s.start),
-    "keys": Fact(0.3, "the number of keys of {call} is {}", lambda s: s.end),
-    "beyond": Fact(0.2, "the number of keys of {call} minus the window is {}", lambda s: s.end - s.window),
-    "windows": Fact(0.35, "the number of whole windows before the last token of {call} is {}", lambda s: (s.end - 1) // s.window),
-    "overlong": Fact(0.1, "the length of {call} minus the window is {}", lambda s: s.count - s.window),
-    "sees": Fact(0.35, "the number of keys that the last token of {call} sees is {}", lambda s: np.fmin(s.end, s.window)),
-    "past": Fact(0.9, "the first position of {call} minus the window is {}", lambda s: s.start - s.window),
-    "scores": Fact(0.35, "the number of heads times the length of {call} is {}", lambda s: s.count * s.heads),
-    "pairs": Fact(0.2, "the length of {call} times the number of experts that a token takes is {}", lambda s: s.count * s.used),
-    "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0),
+FACTS = {
+    name: Fact(_FAR_FETCHED.get(name, 0), f"{words} is {{}}", attrgetter(name), "numbers" if said == "sizes" else said)
+    for said, names in QUANTITIES.items()
+    for name, words in names.items()
+}
+FACTS |= {
+    "cached": Fact(0.05, "{call} (sees keys of an earlier one|is the first one)", lambda s: s.start > 0, "least"),
     "fresh": Fact(0.2, "{call} is (|not )the first one behind a reused prefix", lambda s: (s.start == s.prefix) & (s.start > 0)),
     "last": Fact(0.2, "{call} is (|not )the last one", lambda s: (s.end == s.length) & ~s.alone),
-    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle", lambda s: s.each * (s.threads - 1) >= s.count),
-    "fewer": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens", lambda s: s.count % s.each > 0),
-    "share calls": Fact(0.15, "a thread's share of the tokens of {call} is {}", lambda s: s.count / s.threads),
-}
-"""Facts of a call. One that compares two numbers of it costs nearly what two statements do, so that these are tried against it."""
-
-
-CALLS |= {
-    f"crosses {n}": Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", partial(lambda n, s: s.start // n < (s.end - 1) // n, n))
-    for n in _TILES
-}
-CALLS |= {
-    f"empty {n}": Fact(
-        0.4,
-        f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty",
-        partial(lambda n, s: -(-s.end // n) * (n - 1) >= s.end, n),
-    )
-    for n in (4, 8)
-}
-
-ORDERS = {
-    "call heads": Fact(0.3, "the length of {call} is {} the number of heads", lambda s: (s.count, s.heads)),
-    "call first": Fact(0.6, "the length of {call} is {} that of the first one", lambda s: (s.count, s.opening)),
-    "call before": Fact(0.3, "the length of {call} is {} that of the one before", lambda s: (s.count, s.before)),
-    "call chunk": Fact(0.2, "the length of {call} is {} the chunk", lambda s: (s.count, s.taken)),
-    "threads calls": Fact(0.2, "the number of threads is {} that of the tokens in {call}", lambda s: (s.threads, s.count)),
-    "experts pairs": Fact(0.35, "the number of experts is {} that which tokens in {call} take", lambda s: (s.experts, s.used * s.count)),
-    "threads heads": Fact(0.2, "the number of threads is {} that of heads", lambda s: (s.threads, s.heads)),
-    "threads kv_heads": Fact(0.2, "the number of threads is {} that of key heads", lambda s: (s.threads, s.kv_heads)),
-    "threads experts": Fact(0.2, "the number of threads is {} that of experts that a token takes", lambda s: (s.threads, s.used)),
-    "group kv_heads": Fact(0.3, "the number of heads that share a key head is {} that of key heads", lambda s: (s.group, s.kv_heads)),
-    "heads width": Fact(0.2, "all heads together have a width that is {} the model's", lambda s: (s.q_width, s.width)),
-}
-"""Two numbers of a sequence or a call: the sign of their difference is said."""
-_ORDER_WORDS = {(1, inf): "above", (0, inf): "at least", (-inf, 0): "at most", (-inf, -1): "below"}
-CALLS |= {name: fact for name, fact in ORDERS.items() if "{call}" in fact.words}
-
-_NUMBERS = {
-    "family": "the family", "weights": "the type of the matrices", "table": "the type of the embedding", "layers": "the number of layers",
-    "width": "the width", "ffn": "the feed-forward width", "kv_heads": "the number of key heads", "head_dim": "the head width",
-    "group": "the number of heads that share a key head", "vocab": "the vocabulary", "window": "the window",
-    "rope_width": "the rotated part of a head", "experts": "the number of experts", "rope_base": "the base of RoPE",
-    "eps": "the norms' epsilon", "length": "the prompt's length", "batch": "the number of sequences", "chunk": "the chunk",
-    "prefix": "the reused prefix", "threads": "the number of threads",
+    "idle": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread idle",
+        lambda s: -(-s.calls // s.threads) * (s.threads - 1) >= s.calls, "least"),
+    "fewer": Fact(0.4, "equal shares of {call}, rounded up, leave (a|no) thread fewer tokens",
+        lambda s: s.calls % -(-s.calls // s.threads) > 0, "least"),
+    "repeated": Fact(0.35, "two ids next to each other are (equal|others)", attrgetter("repeated"), "least"),
+    "tied": Fact(0, "the head is (the embedding|a matrix apart)", attrgetter("tied")),
+    "extras": Fact(0, "the file has (|no )optional tensors (biases, scales, factors of RoPE)", attrgetter("extras")),
+    "ragged": Fact(0, "(sequences of a batch differ in length|all sequences are as long)", attrgetter("ragged")),
+    "chunked": Fact(-0.05, "the prompt comes in (chunks|one piece)", lambda s: s.chunk < s.length - s.prefix),
+    "windowed": Fact(0, "there is (a|no) window", lambda s: s.window > 0),
+    "padded": Fact(0.2, "(the sequence is shorter than another one of its batch|no sequence of the batch is longer)",
+        lambda s: s.length < s.longest_length),
+    "partly": Fact(0.1, "(a part of each head is|whole heads are) rotated", lambda s: (s.rope_width > 0) & (s.rope_width < s.head_dim)),
+    "biased": Fact(0.1, "the model has (|no )biases", attrgetter("biased")),
 }  # fmt: skip
 
-FACTS = {name: Fact(0.0, f"{words} is {{}}", attrgetter(name)) for name, words in _NUMBERS.items()}
-"""All facts."""
 
+_DERIVED: tuple[tuple[str, str, Callable[..., NDArray], str, dict], ...] = (
+    ("minus", "{} minus {} is {{}}", np.subtract, "bounds", _DIFFERENCES),
+    ("order", "{} is {{}} {}", lambda a, b: np.sign(a - b), "order", _ORDERS),
+    ("share", "a thread's share of {} is {{}}", np.divide, "multiples", _SHARED),
+    ("power", "{} is (|not )a power of 2", lambda a: np.isin(a, [1 << n for n in range(20)]), "",
+        {(a,): 0.35 + FACTS[a].cost for a in QUANTITIES["sizes"]}),
+)  # fmt: skip
 FACTS |= {
-    "heads": Fact(0.15, "the number of heads is {}", lambda s: s.heads),
-    "experts_used": Fact(0.1, "the number of experts that a token takes is {}", lambda s: s.experts_used),
-    "row": Fact(0.1, "the place in the batch is {}", lambda s: s.row),
-    "pieces": Fact(0.3, "the number of calls is {}", lambda s: s.pieces),
-    "rest": Fact(0.6, "the number of tokens behind the reused prefix is {}", lambda s: s.length - s.prefix),
-    "repeated": Fact(0.35, "two ids next to each other are (equal|others)", lambda s: bool((s.ids[1:] == s.ids[:-1]).any())),
-    "highest": Fact(0.45, "the highest id of the prompt is {}", lambda s: s.ids.max()),
-    "rows": Fact(0.15, "the row length of {a} matrix is {}", lambda s: gcd(s.width, s.q_width, s.ffn)),
-    "longest": Fact(0.3, "the longest row of a matrix is {}", lambda s: max(s.width, s.q_width, s.ffn)),
-    "tied": Fact(0.0, "the head is (the embedding|a matrix apart)", lambda s: s.tied),
-    "extras": Fact(0.0, "the file has (|no )optional tensors (biases, scales, factors of RoPE)", lambda s: s.extras),
-    "ragged": Fact(0.0, "(sequences of a batch differ in length|all sequences are as long)", lambda s: s.ragged),
-    "chunked": Fact(-0.05, "the prompt comes in (chunks|one piece)", lambda s: s.chunk < s.length - s.prefix),
-    "windowed": Fact(0.0, "there is (a|no) window", lambda s: s.window > 0),
-    "padded": Fact(0.2, "(the sequence is shorter than another one of its batch|no sequence of the batch is longer)", lambda s: s.padded),
-    "partly": Fact(0.1, "(a part of each head is|whole heads are) rotated", lambda s: 0 < s.rope_width < s.head_dim),
-    "biased": Fact(0.1, "the model has (|no )biases", lambda s: bool(s.traits.biases or (s.extras and s.traits.optional_biases))),
+    " ".join((kind, *of)): Fact(cost, words.format(*map(_WORDS.get, of)), lambda s, f=f, of=of: f(*(getattr(s, x) for x in of)), said)
+    for kind, words, f, said, pairs in _DERIVED
+    for of, cost in pairs.items()
 }
+for n in (4, 8):
+    words = f"the keys of {{call}} in {n} equal parts, rounded up, leave (a|no) part empty"
+    FACTS[f"empty {n}"] = Fact(0.4, words, lambda s, n=n: -(-s.end // n) * (n - 1) >= s.end, "least")
+for n in (8, 16, 32, 64):
+    words = f"(an|no) id of the prompt is behind the vocabulary's last whole tile of {n}"
+    FACTS[f"crosses {n}"] = Fact(0.3, f"{{call}} crosses (a|no) multiple of {n}", lambda s, n=n: s.start // n < (s.end - 1) // n)
+    FACTS[f"tail {n}"] = Fact(0.25, words, lambda s, n=n: s.highest >= s.vocab // n * n, "least")
+for token in (0, 1, 2, 3, "the last of the vocabulary"):  # of padding, of the begin and the end of a text, of what is unknown
+    words = f"the number of tokens behind the first id {token} is {{}}"
+    FACTS[f"behind {token}"] = Fact(0.2, words, lambda s, token=token: s.spread(lambda part: _behind(part, token)), "least")
 
-_SHARED = _NUMBERS | {"heads": "the heads", "kv_heads": "the key heads", "every": "the rows of a matrix"}
-FACTS |= {
-    f"share {x}": Fact(0.1, f"a thread's share of {_SHARED[x]} is {{}}", partial(lambda x, s: getattr(s, x) / s.threads, x))
-    for x in ("heads", "kv_heads", "width", "ffn", "vocab", "every")
-}
-_TAIL = "(an|no) id of the prompt is behind the vocabulary's last whole tile of"
-FACTS |= {f"tail {n}": Fact(0.25, f"{_TAIL} {n}", partial(lambda n, s: s.ids.max() >= s.vocab // n * n, n)) for n in _TILES}
-_BEHIND = "the number of tokens behind the first id"
-FACTS |= {f"behind {n}": Fact(0.2, f"{_BEHIND} {n} is {{}}", partial(lambda n, s: s.behind(n), n)) for n in _IDS}
-FACTS |= ORDERS | CALLS
-
-_POWERS = [1 << n for n in range(20)]
+_ORDER_WORDS = {(1, inf): "above", (0, inf): "at least", (0, 0): "equal to", (-inf, 0): "at most", (-inf, -1): "below"}
 _BOUNDS = 6  # at each end, of a number of calls
 _STEPS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-_SIZES = ("width", "ffn", "heads", "kv_heads", "group", "head_dim", "vocab", "rope_width", "experts", "threads", "length", "calls", "keys")
-"""Facts that may be said to be a power of 2."""
-_LOWS = ("cached", "highest", "repeated", *(name for name in FACTS if name.startswith(("tail", "behind", "empty", "idle", "fewer"))))
-"""What an id does, or an earlier call: nothing is said of prompts that do not have it."""
-_ENDS = ("beyond", "past", "overlong", "scores", "pairs", "rest", "longest", *_LOWS)
-"""Facts of which bounds alone are said: other numbers are nearly always exceptions."""
-_MULTIPLES = ("rows", *(name for name in FACTS if name.startswith("share")))
-"""Facts of which multiples alone are said."""
 
 
 def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
@@ -145,49 +131,13 @@ def calls_of(case: Case, length: int) -> list[tuple[int, int]]:
     return [(i, min(i + (case.chunk or end), end)) for start, end in parts for i in range(start, end, case.chunk or end)]
 
 
-class Facts(SimpleNamespace):
-    """What is so of one sequence of a case: by name a value, or one of each of its calls (CALLS). It is NaN where there is no such thing,
-    as no window. Only what is asked for is computed.
+class Part(NamedTuple):
+    """The calls of one sequence of a case that are behind the reused prefix and begin at `until` or before."""
 
-    Of its calls are those behind the reused prefix that begin at `until` or before, of its ids those up to the end of these.
-    alone: whether it is a prefix that another call reuses.
-    """
-
-    def __init__(self, case: Case, row: int = 0, until: int = CONTEXT, alone: bool = False) -> None:
-        vars(self).update(vars(case), case=case, row=row, alone=np.bool_(alone), known={})  # a hunt weighs thousands of cases
-        self.length = lengths_of(case)[row]
-        self.window, self.chunk, self.used = case.window or np.nan, case.chunk or np.nan, case.experts_used if case.experts else np.nan
-        self.starts, self.ends = np.array(calls_of(case, self.length), np.int64).T
-        self.pieces, self.opening = len(self.starts), self.ends[0]
-        self.among = slice(*self.starts.searchsorted((case.prefix, until + 1)))
-        self.start, self.end = self.starts[self.among], self.ends[self.among]
-        self.count = self.end - self.start
-        self.each = -(-self.count // self.threads)
-
-    traits = property(lambda self: FAMILIES[self.family])
-    heads = property(lambda self: self.kv_heads * self.group)
-    padded = property(lambda self: self.length < self.case.length)
-    q_width = property(lambda self: self.heads * self.head_dim)
-    taken = property(lambda self: self.case.chunk or self.case.length)
-    before = property(lambda self: np.concatenate([[np.nan], (self.ends - self.starts)[:-1]])[self.among])
-    every = property(lambda self: gcd(self.q_width, self.kv_heads * self.head_dim, self.width, self.ffn, self.vocab))
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.known:
-            value = FACTS[name].value(self)
-            self.known[name] = np.sign(np.subtract(*value)) if name in ORDERS else value
-        return self.known[name]
-
-    @cached_property
-    def ids(self) -> NDArray[np.int64]:
-        return tokens_of(self.case)[self.row][: self.end[-1]]
-
-    def behind(self, n: int | str) -> int:
-        at = np.flatnonzero(self.ids == (self.vocab - 1 if n == _LAST else n))
-        return len(self.ids) - 1 - int(at[0]) if at.size else -1
-
-
-facts_of = lru_cache(1 << 13)(Facts)
+    case: Case
+    row: int = 0
+    until: int = CONTEXT
+    alone: bool = False  # whether it is a prefix that another call reuses
 
 
 def prefix_of(case: Case) -> Case:
@@ -195,78 +145,119 @@ def prefix_of(case: Case) -> Case:
     return fitted(with_fields(case, {"length": case.prefix, "prefix": 0, "ragged": False}))
 
 
-def parts_of(case: Case, row: int = 0, until: int = CONTEXT) -> tuple[Facts, ...]:
+def parts_of(case: Case, row: int = 0, until: int = CONTEXT) -> tuple[Part, ...]:
     """All calls of a sequence: those of the reused prefix, if there is one, and those behind it."""
-    prefix = (facts_of(prefix_of(case), row, alone=True),) if case.prefix else ()
-    return (*prefix, facts_of(case, row, until))
+    return (*((Part(prefix_of(case), row, alone=True),) if case.prefix else ()), Part(case, row, until))
+
+
+_SPAN = ("start", "end", "before", "opening", "pieces")
+
+
+@lru_cache(1 << 13)
+def _spans(part: Part) -> NDArray:  # [calls, 5]
+    """Begin, end and the length of the call before (NaN: none); of all calls of the sequence the first one's length, and their number."""
+    spans = calls_of(part.case, lengths_of(part.case)[part.row])
+    before = [np.nan, *(end - start for start, end in spans)]
+    some = [(*span, n) for span, n in zip(spans, before, strict=False) if part.case.prefix <= span[0] <= part.until]
+    return np.array([(*one, spans[0][1], len(spans)) for one in some], float)
+
+
+@lru_cache(1 << 13)
+def _ids(part: Part) -> NDArray[np.int64]:
+    """The ids up to the end of the last call."""
+    return tokens_of(part.case)[part.row][: int(_spans(part)[-1, 1])]
+
+
+def _behind(part: Part, token: int | str) -> int:
+    """How many ids there are behind the first one that is this one; -1: there is none."""
+    at = np.flatnonzero((ids := _ids(part)) == (token if isinstance(token, int) else part.case.vocab - 1))
+    return len(ids) - 1 - int(at[0]) if at.size else -1
+
+
+_OF_PARTS: dict[str, Callable[[Part], Any]] = {
+    "length": lambda part: lengths_of(part.case)[part.row], "row": attrgetter("row"), "alone": attrgetter("alone"),
+    "longest_length": attrgetter("case.length"),
+    "window": lambda part: part.case.window or np.nan, "chunk": lambda part: part.case.chunk or np.nan,
+    "taken": lambda part: part.case.chunk or part.case.length,
+    "used": lambda part: part.case.experts_used if part.case.experts else np.nan,
+    "highest": lambda part: _ids(part).max(), "repeated": lambda part: bool((np.diff(_ids(part)) == 0).any()),
+    "biased": lambda part: bool((t := FAMILIES[part.case.family]).biases or (part.case.extras and t.optional_biases)),
+}  # fmt: skip
+"""What calls of one sequence have alike, beside the fields of its case. NaN where there is no such thing, as no window."""
+_OF_CALLS: dict[str, Callable[["Calls"], NDArray]] = {
+    "calls": lambda s: s.end - s.start, "starts": lambda s: s.start, "keys": lambda s: s.end, "sees": lambda s: np.fmin(s.end, s.window),
+    "windows": lambda s: (s.end - 1) // s.window, "scores": lambda s: s.calls * s.heads, "pairs": lambda s: s.calls * s.used,
+    "heads": lambda s: s.kv_heads * s.group, "q_width": lambda s: s.heads * s.head_dim, "rest": lambda s: s.length - s.prefix,
+    "rows": lambda s: np.gcd.reduce([s.width, s.q_width, s.ffn]), "longest": lambda s: np.max([s.width, s.q_width, s.ffn], axis=0),
+    "every": lambda s: np.gcd.reduce([s.q_width, s.kv_heads * s.head_dim, s.width, s.ffn, s.vocab]),
+}  # fmt: skip
 
 
 class Calls:
-    """The calls of some sequences, [N] in all, and what is so of each. A sequence may have two parts."""
+    """The calls of some sequences, [N] in all: each fact, and what it is of, is a column. A sequence may have two parts."""
 
-    def __init__(self, sequences: Sequence[tuple[Facts, ...]]) -> None:
-        self.sequences, self.facts = sequences, [one for parts in sequences for one in parts]
-        self.counts = np.array([len(one.start) for one in self.facts], np.int64)
-        sizes = [sum(len(one.start) for one in parts) for parts in sequences]
-        self.begins = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
-        self._columns: dict[str, NDArray] = {}
+    def __init__(self, sequences: Sequence[tuple[Part, ...]]) -> None:
+        self.sequences, self.parts = sequences, [part for parts in sequences for part in parts]
+        spans = [_spans(part) for part in self.parts]
+        self.counts = np.array([len(x) for x in spans], np.int64)
+        self.begins = np.cumsum([0, *(sum(len(_spans(part)) for part in parts) for parts in sequences)])[:-1]
+        vars(self).update(zip(_SPAN, np.concatenate([np.zeros((0, len(_SPAN))), *spans]).T, strict=True))
+
+    def __getattr__(self, name: str) -> Any:  # [N]
+        value = _OF_CALLS[name](self) if name in _OF_CALLS else self.spread(_OF_PARTS.get(name, attrgetter(f"case.{name}")))
+        return vars(self).setdefault(name, value)
+
+    def spread(self, value: Callable[[Part], Any]) -> NDArray:  # [N]
+        values = [value(part) for part in self.parts]
+        kind = (object if isinstance(values[0], str) else None) if values else np.int64
+        return np.repeat(np.array(values, kind), self.counts)
 
     def column(self, name: str) -> NDArray:  # [N]
         """A fact of each call."""
-        if name not in self._columns:
-            values = [one[name] for one in self.facts]
-            if name in CALLS:
-                self._columns[name] = np.concatenate([np.zeros(0), *values])
-            else:
-                kind = object if values and isinstance(values[0], str) else float
-                self._columns[name] = np.repeat(np.array(values, kind), self.counts)
-        return self._columns[name]
+        if name not in vars(self):
+            vars(self)[name] = FACTS[name].value(self)
+        return vars(self)[name]
 
-    def table(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [atoms, N]
+    def holds(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [atoms, N]
         """Which statements hold of which calls."""
-        return np.array([atom.among(self.column(atom.fact)) for atom in atoms], bool).reshape(len(atoms), sum(self.counts))
+        return np.array([atom.among(self.column(atom.fact)) for atom in atoms], bool).reshape(len(atoms), len(self.start))
 
     def meet(self, atoms: Sequence["Atom"]) -> NDArray[np.bool_]:  # [N]
         """Which calls all statements hold of."""
-        return np.all(self.table(atoms), axis=0)
+        return np.all(self.holds(atoms), axis=0)
 
     def any(self, holds: NDArray[np.bool_]) -> NDArray[np.bool_]:  # [..., N] -> [..., sequences]
         """Whether something holds of a call of each sequence."""
-        return np.logical_or.reduceat(holds, self.begins, axis=-1) if self.facts else holds
+        return np.logical_or.reduceat(holds, self.begins, axis=-1) if self.parts else holds
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A statement about one fact of a call: that its value lies in a range, leaves a remainder, is a power of 2, or is not a value."""
+    """A statement about one fact of a call: that its value, or what a step leaves of it, lies in a range, or does not."""
 
     fact: str
     low: Any = -inf
     high: Any = inf
     step: int = 0
-    rest: int | None = None  # the remainder; None: any but 0
-    most: int = 0  # the largest remainder, where it is a range
     no: bool = False
-    power: bool = False  # whether the value is a power of 2
     gap: Any = field(default=None, compare=False)  # the nearest value beyond a bound that right calls have, which meet all other statements
 
     def among(self, values: NDArray) -> NDArray[np.bool_]:  # [N] -> [N]
         """Whether it holds of each value."""
         if self.step:
-            left = np.mod(values, self.step)
-            return left > 0 if self.rest is None else (left >= self.rest) & (left <= max(self.rest, self.most))
-        if self.power:
-            return np.isin(values, _POWERS) != self.no
+            values = np.mod(values, self.step)
+            return (values > 0) if self.no else (values >= self.low) & (values <= self.high)  # NaN is no number
         return ((values >= self.low) & (values <= self.high)) != self.no
 
     def divides(self, value: Any) -> bool:
         """Whether it says that there is one number above 1, and this is a multiple of it."""
-        return type(self.low) is int and 1 < self.low == self.high and not self.no and value > 0 and value % self.low == 0
+        return not (self.step or self.no) and type(self.low) is int and 1 < self.low == self.high and value > 0 and value % self.low == 0
 
     @property
     def cost(self) -> float:
         """How far-fetched it is: of statements that fit alike, the cheapest is believed."""
-        if self.step or self.power:
-            form = 0.25 + 0.1 * (self.step in (2, 3) or self.power) + 0.2 * bool(self.rest) + 0.1 * bool(self.most)
+        if self.step:
+            form = 0.25 + 0.1 * (self.step in (2, 3)) + 0.2 * (self.high > 0) + 0.1 * (self.low < self.high)
         elif self.low == self.high:
             form = 0.3 if self.no else 0.25 * (self.low is False) if isinstance(self.low, str | bool) else 0.1
         else:
@@ -275,14 +266,11 @@ class Atom:
 
     def predicate(self) -> str:
         """What it says of the number or the name."""
-        if self.fact in ORDERS:
-            words = _ORDER_WORDS.get((self.low, self.high), "equal to")
-        elif self.step:
-            rest = f"{self.rest} to {self.most}" if self.most else self.rest
-            words = f"{rest} more than a" if rest else "no" if rest is None else "a"
-            words += f" multiple of {self.step}" if self.step > 1 else " whole number"
-        elif self.power:
-            words = "a power of 2"
+        if self.step:
+            rest = f"{_range(self.low, self.high)} more than " * (self.high > 0)
+            return f"{rest}{'no' if self.no else 'a'} " + (f"multiple of {self.step}" if self.step > 1 else "whole number")
+        if FACTS[self.fact].said == "order":
+            words = _ORDER_WORDS[self.low, self.high]
         else:
             near = self.gap is None or any(isinstance(x, int) and abs(x - self.gap) <= 1 for x in (self.low, self.high))
             words = _range(self.low, self.high) + ("" if near else f" (right at {self.gap})")
@@ -294,7 +282,10 @@ class Atom:
 
 def in_statements(condition: Sequence[Atom]) -> str:
     """A condition in words. Statements about one fact are said together, and those about a call last, of which the second says "it"."""
-    facts = sorted(dict.fromkeys(atom.fact for atom in condition), key=lambda fact: [*CALLS].index(fact) if fact in CALLS else -1)
+    names = [*FACTS]
+    facts = sorted(
+        dict.fromkeys(atom.fact for atom in condition), key=lambda fact: names.index(fact) if "{call}" in FACTS[fact].words else -1
+    )
     parts = [_statement(fact, [atom for atom in condition if atom.fact == fact]) for fact in facts]
     about = [n for n, part in enumerate(parts) if "{call}" in part]
     for n in about[1:]:
@@ -310,16 +301,16 @@ def _statement(fact: str, atoms: Sequence[Atom]) -> str:
         return f"the prompt has the id {fact.removeprefix('behind ')}"
     if fact == "row" and (first.low, first.no) in ((1, False), (0, True)):
         return "the sequence is not the first of its batch"
-    if fact == "length" and len(atoms) == 1 and not first.step and (first.low == -inf) != (first.high == inf):
+    ranges = [atom for atom in atoms if (atom.low == -inf) != (atom.high == inf)]
+    if fact == "length" and len(atoms) == len(ranges) == 1:
         gap = first.predicate().partition(" (")[2]
         side = f"longer than {first.low - 1}" if first.high == inf else f"shorter than {first.high + 1}"
         return f"the prompt is {side} tokens{gap and f' ({gap}'}"
-    ranges = [atom for atom in atoms if (atom.low == -inf) != (atom.high == inf)]
     if len(ranges) == 2:
         low, high = max(atom.low for atom in ranges), min(atom.high for atom in ranges)
         atoms = [Atom(fact, low, high), *(atom for atom in atoms if atom not in ranges)]
-    every = fact == "rows" and first.rest == 0
-    return words.replace("{a}", "every" if every else "a").replace("{}", " and ".join(atom.predicate() for atom in atoms))
+    words = words.replace("{a}", "a" if first.no else "every")
+    return words.replace("{}", " and ".join(atom.predicate() for atom in atoms))
 
 
 def _range(low: Any, high: Any) -> str:
@@ -331,43 +322,40 @@ def _range(low: Any, high: Any) -> str:
 def atoms_of(failing: Calls, passing: Calls) -> list[Atom]:
     """Statements that hold of a call of each failing sequence, of the kinds that may not hold of a call that is right."""
     atoms = [atom for name in FACTS for atom in _about(name, failing, passing.column(name))]
-    fits = np.all(failing.any(failing.table(atoms)), axis=1)
+    fits = np.all(failing.any(failing.holds(atoms)), axis=1)
     return [atom for atom, fit in zip(atoms, fits, strict=True) if fit]
 
 
 def _about(fact: str, failing: Calls, good: NDArray) -> Iterator[Atom]:
-    bad = failing.column(fact)
+    bad, said = failing.column(fact), FACTS[fact].said
     if "{}" not in FACTS[fact].words:
-        yield from (Atom(fact, x, x) for x in (False, True) if x or fact not in _LOWS)
+        yield from (Atom(fact, x, x) for x in (False, True) if x or said != "least")
         return
     if bad.dtype == object:
         names = dict.fromkeys(bad)
-        yield from (Atom(fact, x, x) for x in names if len(names) == 1 or fact in CALLS)
+        yield from (Atom(fact, x, x) for x in names if len(names) == 1)
         yield from (Atom(fact, x, x, no=True) for x in dict.fromkeys(good) if x not in names)
         return
-    if fact in ORDERS:
-        yield from (Atom(fact, low, high) for low, high in ((1, inf), (0, inf), (0, 0), (-inf, 0), (-inf, -1)))
+    if said == "order":
+        yield from (Atom(fact, *bounds) for bounds in _ORDER_WORDS)
         yield Atom(fact, 0, 0, no=True)
         return
-    values, tried = numbers_of(bad), numbers_of(good)
-    if fact not in (*_ENDS, *_MULTIPLES):
-        yield from (Atom(fact, x, x, no=True) for x in tried if x not in values)
+    values, every = numbers_of(bad), said == "numbers"
+    if every:
+        yield from (Atom(fact, x, x, no=True) for x in numbers_of(good) if x not in values)
         yield from (Atom(fact, x, x) for x in values)
-    if fact not in _MULTIPLES and not np.isnan(bad).any():
+    if said != "multiples" and not np.isnan(bad).any():
         low, high = np.maximum.reduceat(bad, failing.begins).min(), np.minimum.reduceat(bad, failing.begins).max()
         yield from (Atom(fact, low=x) for x in [x for x in values if x <= low][: -_BOUNDS - 1 : -1])
-        yield from (Atom(fact, high=x) for x in [x for x in values if x >= high and fact not in _LOWS][:_BOUNDS])
-    if fact in _ENDS or not (fact in _MULTIPLES or all(isinstance(x, int) for x in values)):
-        return
-    yield from (Atom(fact, power=True, no=no) for no in (False, True) if fact in _SIZES)
-    yield from (Atom(fact, step=step, rest=rest) for step in _STEPS for rest in (None, 0))
-    for step in () if fact in _MULTIPLES else _STEPS[3:]:
-        left = np.mod(bad, step)
-        most = np.minimum.reduceat(np.where(left > 0, left, inf), failing.begins).max()  # the nearest above a multiple, of each
-        yield Atom(fact, step=step, rest=1)
-        yield Atom(fact, step=step, rest=step // 2, most=step - 1)  # an odd number of whole tiles of half a step
-        if 1 < most < step - 1:
-            yield Atom(fact, step=step, rest=1, most=int(most))
+        yield from (Atom(fact, high=x) for x in [x for x in values if x >= high and said != "least"][:_BOUNDS])
+    if said == "multiples" or (every and all(isinstance(x, int) for x in values)):
+        yield from (Atom(fact, 0, 0, step, no) for step in _STEPS for no in (True, False))
+        for step in _STEPS[3:] if every else ():
+            left = np.mod(bad, step)
+            most = int(np.minimum.reduceat(np.where(left > 0, left, step), failing.begins).max())  # the nearest above a multiple, of each
+            ends = {1, most} if most < step - 1 else {1}
+            yield from (Atom(fact, 1, end, step) for end in sorted(ends))
+            yield Atom(fact, step // 2, step - 1, step)  # an odd number of whole tiles of half a step
 
 
 def numbers_of(column: NDArray) -> list[Any]:

@@ -46,6 +46,7 @@ class Outcome(Ran):
     far: float = 0.0  # largest NMSE of a position
     bad: tuple[tuple[int, int], ...] = ()  # the sequences and positions that are wrong
     rows: tuple[Rows, ...] = ()
+    seconds: float = 0.0  # that the engine took
 
     @property
     def failed(self) -> bool:

@@ -4,7 +4,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from ..judge.report.report import Report
 from ..judge.verdict import Judged
 from ..model.records import Model
 from ..testing.models import write_gguf
-from ..testing.space import CALL, EDGES, Case, case_like, fitted, in_words, model_of, tokens_of
+from ..testing.space import CALL, EDGES, Case, case_like, fitted, in_words, model_of, tokens_of, with_fields
 from .contrast import Condition, Contrast, is_alike, meets
 from .draws import Deck
 from .engine import Call, Command, Engine
@@ -135,20 +135,40 @@ class Hunt(Judged):
         return {"findings": [finding.as_dict() for finding in self.findings]} | fields
 
 
+Spread = Callable[[Callable[[Case], Outcome], Sequence[Case]], Iterable[Outcome]]
+"""Maps the function over the cases, in their order."""
+
 Runs = Callable[[int, int, float], None]  # called with the runs so far, the findings, and the seconds that are left
 
 
 class Runner:
-    """Runs cases, each in a private folder, and keeps the outcomes."""
+    """Runs cases, each in a private folder, and keeps the outcomes. spread: maps a function over some cases, in place of threads."""
 
-    def __init__(self, engine: Engine, like: Model | None, judge: Judge, workers: int = 1, seconds: float = float("inf")) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        like: Model | None,
+        judge: Judge,
+        workers: int = 1,
+        seconds: float = float("inf"),
+        spread: Spread | None = None,
+    ) -> None:
         self.engine, self.like, self.judge, self.workers = engine, like, judge, workers
         self.outcomes: dict[Case, Outcome] = {}
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
-        self.pool, self.slowest = ThreadPoolExecutor(workers), 0.0
+        self.pool = ThreadPoolExecutor(workers)
+        self.spread = spread or self.pool.map
         self.begin = time.monotonic()
         self.deadline = self.begin + seconds
         self.made = lru_cache(_KEPT)(lambda case: model_of(case, like))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: what runs need. `like` may be large, and a small model like it has the same traits."""
+        like = self.like
+        if like is not None:
+            own = {"head_dim": like.config.head_dim, "rope_width": like.config.rope_width or 0}
+            like = self.model(fitted(with_fields(case_like(like)[0], own)))
+        return Runner, (self.engine, like, self.judge), {"exact": self.exact}
 
     def model(self, case: Case) -> Model:
         """The model of a case."""
@@ -174,9 +194,8 @@ class Runner:
                 write_gguf(path, model)
             begin = time.monotonic()
             ran = engine.run(path if engine.takes_path else model, model.config, call, inside)
-            if ran.kind == "ok":
-                self.slowest = max(self.slowest, time.monotonic() - begin)
-            outcome = self.judge.outcome(ran, model, call, ours, even)
+            seconds = time.monotonic() - begin
+            outcome = replace(self.judge.outcome(ran, model, call, ours, even), seconds=seconds)
             if isinstance(outcome.dump, Path):
                 outcome = replace(outcome, dump=None, rows=tuple((first, np.array(x)) for first, x in outcome.rows))
         return outcome
@@ -193,10 +212,11 @@ class Runner:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
         if time.monotonic() > self.deadline:
             raise TimeoutError
-        outcomes = list(self.pool.map(self.run, cases))
+        new = [case for case in dict.fromkeys(cases) if case not in self.outcomes]
+        self.outcomes.update(zip(new, self.spread(self.run, new), strict=True))
         for case in cases:  # in one order, whichever was first: the next draws depend on it
             self.outcomes[case] = self.outcomes.pop(case)
-        return outcomes
+        return [self.outcomes[case] for case in cases]
 
     def twice(self, case: Case) -> Outcome:
         """The outcome of a second run, where its bits are others than the first one's; else the first."""
@@ -377,7 +397,8 @@ class _Hunting:
                 self.shorten(n)
                 return False
         if group == "hang" and isinstance(engine, Command):
-            self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * self.runner.slowest)))
+            slowest = max((o.seconds for o in self.runner.outcomes.values() if o.kind == "ok"), default=0.0)
+            self.runner.engine = replace(engine, limit=min(engine.limit, max(_HANG[0], _HANG[1] * slowest)))
         for n in known:
             wider = self.pursuit(n).finding(spare=0)
             if wider.condition is not None and meets(wider.condition, case):

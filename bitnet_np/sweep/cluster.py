@@ -104,6 +104,14 @@ def arrived(client: Any, function: Callable[[Any], Any], cases: Sequence[Any]) -
         yield n, _result(client.submit(function, cases[n], pure=False))
 
 
+def in_order(client: Any, function: Callable[[Any], Any], cases: Sequence[Any]) -> list[Any]:
+    """What the function gives for each case. Raises as `arrived`, and ServerError if workers died of a case."""
+    results = dict(arrived(client, function, cases))
+    if lost := [n for n, result in results.items() if result is None]:
+        raise ServerError(f"workers died of case {min(lost)} of {len(cases)}, expected some that survive it")
+    return [results[n] for n in range(len(cases))]
+
+
 def _result(future: Any) -> Any:
     """What a case gave; None if its workers died under it."""
     try:

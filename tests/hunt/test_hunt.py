@@ -1,5 +1,6 @@
 """The hunt finds faults that hold under a condition only, with the smallest case and the condition, and finds none in a right engine."""
 
+import pickle
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from bitnet_np import spec
 from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
-from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, facts_of, in_statements, parts_of
+from bitnet_np.hunt.facts import FACTS, Atom, Calls, calls_of, in_statements, parts_of
 from bitnet_np.hunt.keep import keep
 from bitnet_np.hunt.outcome import Judge, Outcome
 from bitnet_np.hunt.run import Finding, Runner, _Hunting, _Pursuit, joined
@@ -24,11 +25,9 @@ from bitnet_np.model.dense import dense_view
 from bitnet_np.model.families import FAMILIES
 from bitnet_np.testing.space import EDGES, Case, case_like, fitted, in_words, lengths_of, model_of, tokens_of
 
-RUNS = 75
-
 
 def hunted(engine, **options):
-    return bn.hunt(engine, **{"time": 600, "runs": RUNS, "like": LIKE} | options)
+    return bn.hunt(engine, **{"time": 600, "runs": 75, "like": LIKE} | options)
 
 
 LIKE = random_model(1, family="qwen3", weights="float32", width=64, ffn=64, heads=2, kv_heads=2, head_dim=32, vocab=64, tied=False)
@@ -80,14 +79,12 @@ def test_single_sequences_alone_are_drawn_if_asked():
 
 
 def test_what_an_engine_refuses_is_no_finding():
-    right = engine_with("none")
-
     def engine(model, tokens):
         if isinstance(tokens, list):
             raise NotImplementedError("batches are not supported")
         if model.config.head_dim > 64:
             raise ValueError("head width above 64 is not supported")
-        return right(model, tokens)
+        return engine_with("none")(model, tokens)
 
     result = hunted(engine, runs=40)
     assert result.findings == []
@@ -95,11 +92,9 @@ def test_what_an_engine_refuses_is_no_finding():
 
 
 def test_a_crash_is_a_finding_with_its_condition():
-    right = engine_with("none")
-
     def engine(model, tokens):
         assert model.config.n_layers < 3, "index 3 is out of range"
-        return right(model, tokens)
+        return engine_with("none")(model, tokens)
 
     (finding,) = hunted(engine).findings
     assert finding.outcome.kind == "crash"
@@ -150,6 +145,7 @@ def test_a_failure_is_another_one_only_where_no_condition_is_of_both(fault, coun
     *_, last = findings = hunting.result.findings
     assert (len(findings), {atom.fact for atom in last.condition}) == (count, {*fault}), last.where
     assert _Pursuit(hunting, last.outcome.group, other, [last.condition]).fails([other]) == [False]
+    assert _Pursuit(hunting, "crash", other, []).fails([other]) == [False]  # a failure of another kind
 
 
 def test_findings_of_one_mistake_are_told_as_one():
@@ -184,6 +180,27 @@ def test_an_engine_that_takes_nothing_is_invalid():
     result = hunted(engine, like=None)
     assert result.exit_code == 2
     assert "the engine took no model" in result.notes[0]
+
+
+def test_a_hunt_in_a_test_fails_it_with_the_finding(oracle):
+    assert oracle.hunt(engine_with("none"), LIKE, runs=2, time=600).runs >= 2
+    with pytest.raises(
+        pytest.fail.Exception, match=r"WRONG in \d+ runs?: too few to tell a condition\nsmallest: qwen3, 1 layer, .*\n.*test_hunt.py"
+    ):
+        oracle.hunt(engine_with("always"), LIKE, runs=2, time=600)
+
+
+def test_runs_are_spread_over_processes():
+    """A pickled copy stands for another process: it knows the engine and what `like` has, not the outcomes."""
+    spread = lambda run, cases: list(map(pickle.loads(pickle.dumps(run)), cases))  # noqa: E731
+    like = random_model(1, family="qwen2", weights="float32", width=64, heads=2, kv_heads=2, head_dim=16, n_layers=3)
+    far, near = (Runner(engine_of(first_call_is_wrong), like, Judge(), 2, spread=some) for some in (spread, None))
+    changes = {"length": 4}, {"length": 9}, {"length": 4}, {"head_dim": 80, "tied": True}
+    cases = [fitted(replace(case_like(like)[0], **change)) for change in changes]
+    outcomes, ours = far.run_all(cases), near.run_all(cases)
+    assert [outcome.failed for outcome in outcomes] == [False, True, False, False]
+    assert all(a.rows[0][1].tobytes() == b.rows[0][1].tobytes() for a, b in zip(outcomes, ours, strict=True))
+    assert (far.run_all(cases[:1])[0], [*far.outcomes][-1]) == (outcomes[0], cases[0])
 
 
 # --- the parts of a hunt: what each must not do ---------------------------------------------------------------------------------------
@@ -237,7 +254,6 @@ TRUTHS = {
     "window": (lambda c: 0 < c.window < c.length, "the number of keys of a call minus the window is at least 1"),
     "any call but the first": (lambda c: c.prefix > 0 or 0 < c.chunk < c.length, "a call sees keys of an earlier one"),
     "any matrix": (lambda c: any(n % 128 for n in (c.width, c.ffn, c.kv_heads * c.group * c.head_dim)), None),
-    "a call": (lambda c: 1 in calls_in(c), "the length of a call is 1"),
     "a last tile": (lambda c: any(n > 16 and n % 16 for n in calls_in(c)),
         "the length of a call is at least 17 (right at 15) and no multiple of 16"),
     "drafts": (lambda c: any(2 <= n <= 4 for n in calls_in(c)), "the length of a call is 2 to 4"),
@@ -252,12 +268,10 @@ TRUTHS = {
     "pairs": (lambda c: c.experts and any(n * c.experts_used > 32 for n in calls_in(c)),
         "the length of a call times the number of experts that a token takes is at least 33"),
     "no expert's share": (lambda c: any(n * c.experts_used < c.experts for n in calls_in(c)),
-        "the number of experts is above that which tokens in a call take"),
-    "rows of scores": (lambda c: any(n * c.kv_heads * c.group > 128 for n in calls_in(c)),
-        "the number of heads times the length of a call is at least 130 (right at 128)"),
+        "the number of experts is above the length of a call times the number of experts that a token takes"),
     "behind an id": (lambda c: (tokens_of(c)[0][:-1] == 2).any(), "the number of tokens behind the first id 2 is at least 1"),
     "an id twice": (lambda c: (np.diff(tokens_of(c)[0]) == 0).any(), "two ids next to each other are equal"),
-    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "the length of a call is above that of the first one"),
+    "a buffer": (lambda c: max(calls_in(c)) > calls_in(c)[0], "the length of a call is above the length of the first call"),
     "a last tile of ids": (lambda c: tokens_of(c)[0].max() >= c.vocab // 64 * 64,
         "an id of the prompt is behind the vocabulary's last whole tile of 64"),
     "behind a prefix": (lambda c: c.prefix > 0 and (c.chunk == 1 or c.length - c.prefix == 1),
@@ -268,34 +282,39 @@ TRUTHS = {
     "a last part": (lambda c: any(n > 8 and 1 <= n % 8 <= 4 for n in calls_in(c)),
         "the length of a call is at least 9 (right at 4) and 1 to 4 more than a multiple of 8"),
     "twice as long": (lambda c: any(a == b > 1 for a, b in pairwise(calls_in(c))),
-        "the length of a call is at least 2 and its length is equal to that of the one before"),
+        "the length of a call is at least 2 and its length is equal to the length of the call before"),
     "a window and two tokens": (lambda c: c.window > 0 and any(n > c.window + 1 for n in calls_in(c)),
         "the length of a call minus the window is at least 2"),
 }  # fmt: skip
+
+
+def contrast_of(truth, fails, runs=60, spare=2, seed=3, **edges):
+    """A contrast of what `fails` says, which hides some of `truth`, and how far its condition is from the truth in 400 other cases."""
+    deck = Deck(dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,)} | edges, random.Random(seed))
+    drawn = [deck.draw() for _ in range(150)]
+    failing, passing = [c for c in drawn[:40] if fails(c)], [c for c in drawn[:40] if not fails(c)]
+    failing = failing or [next(c for c in drawn if fails(c))]
+    least = smallest(failing[0], Case(), lambda some: list(map(fails, some)), failing.append)
+    contrast = Contrast(least, failing, passing, lambda case: {}, deck, spare)
+    for _ in range(runs):
+        for case in () if contrast.stands else contrast.propose(1):
+            contrast.add(case, fails(case))
+    return contrast, sum(truth(c) != meets(contrast.condition, c) for c in (deck.draw() for _ in range(400)))
 
 
 @pytest.mark.parametrize("name", TRUTHS)
 def test_a_condition_is_what_makes_cases_fail(name):
     """Without an engine: cases are labelled by a rule, and 400 others, which the contrast did not see, by the condition that it says."""
     truth, words = TRUTHS[name]
-    rng = random.Random(3)
-    edges = dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,)}
-    deck = Deck(edges, rng)
-    drawn = [deck.draw() for _ in range(150)]
-    failing, passing = [c for c in drawn[:40] if truth(c)], [c for c in drawn[:40] if not truth(c)]
-    failing = failing or [next(c for c in drawn if truth(c))]
-    least = smallest(failing[0], Case(), lambda cases: list(map(truth, cases)), failing.append)
-    contrast = Contrast(least, failing, passing, lambda case: {}, deck)
-    for _ in range(100):  # runs of a minute
-        if contrast.stands:
-            break
-        for case in contrast.propose(1):
-            contrast.add(case, truth(case))
-    assert contrast.stands
-    wrong = [case for case in (deck.draw() for _ in range(400)) if truth(case) != meets(contrast.condition, case)]
-    assert len(wrong) <= 2, (list(map(str, contrast.condition)), wrong[:1])
+    contrast, wrong = contrast_of(truth, truth, runs=100, spare=0)  # runs of a minute
+    assert (contrast.stands, wrong <= 2) == (True, True), list(map(str, contrast.condition))
     if words:
         assert in_statements(contrast.told()) == words  # "right at": 16 is a multiple of 16
+
+
+def said_of(case, name):
+    """A fact of each call of a case's first sequence."""
+    return Calls([parts_of(case)[-1:]]).column(name).tolist()
 
 
 def contrast_in(failing, passing, **edges):
@@ -347,7 +366,7 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
     """However they were drawn: a prompt of the last one alone is of equal ids as well."""
     for length, vocab in ((1, 64), (2, 64), (3, 33), (40, 33)):
         case = fitted(Case(tokens=tokens, length=length, vocab=vocab))
-        ids, facts = tokens_of(case)[0].tolist(), facts_of(case)
+        ids, facts = tokens_of(case)[0].tolist(), {name: said_of(case, name)[0] for name in FACTS}
         behind = [length - 1 - ids.index(x) if x in ids else -1 for x in (0, 1, 2, 3, vocab - 1)]
         assert [facts[name] for name in FACTS if name.startswith("behind")] == behind
         assert in_statements([Atom("behind 3", low=0)]) == "the prompt has the id 3"
@@ -356,30 +375,15 @@ def test_facts_of_ids_are_those_of_the_ids(tokens):
 
 def test_facts_of_parts_that_are_rounded_up():
     """Of 5 keys in 4 parts each has 2, and the last one none; 3 tokens are 2 and 1 for two threads."""
-    empty = [n for n in range(1, 20) if facts_of(Case(length=n))["empty 4"][0]]
-    fewer = [n for n in range(1, 8) if facts_of(Case(length=n, threads=2))["fewer"][0]]
+    empty = [n for n in range(1, 20) if said_of(Case(length=n), "empty 4")[0]]
+    fewer = [n for n in range(1, 8) if said_of(Case(length=n, threads=2), "fewer")[0]]
     assert (empty, fewer) == ([1, 2, 3, 5, 6, 9], [3, 5, 7])
     assert str(Atom("empty 4", True, True)) == "the keys of a call in 4 equal parts, rounded up, leave a part empty"
 
 
-def contrast_of(truth, fails, seed=3, runs=60, **edges):
-    """A contrast of what `fails` says, which hides some of `truth`, and how far its condition is from the truth."""
-    rng, edges = random.Random(seed), dict(EDGES) | {"batch": (1,), "ragged": (False,), "extras": (False,), "family": ("llama",)} | edges
-    deck = Deck(edges, rng)
-    cases = [deck.draw() for _ in range(40)]
-    failing, passing = [c for c in cases if fails(c)], [c for c in cases if not fails(c)]
-    least = smallest(failing[0], Case(), lambda some: list(map(fails, some)), failing.append)
-    contrast = Contrast(least, failing, passing, lambda case: {}, deck, spare=2)
-    for _ in range(runs):
-        for case in contrast.propose(1):
-            contrast.add(case, fails(case))
-    cases = [deck.draw() for _ in range(300)]
-    return contrast, sum(truth(c) != meets(contrast.condition, c) for c in cases)
-
-
 def test_right_runs_of_equal_ids_are_no_evidence():
     truth = lambda c: c.kv_heads == 1 and c.length > 32  # noqa: E731
-    contrast, wrong = contrast_of(truth, lambda c: truth(c) and not is_alike(c))
+    contrast, wrong = contrast_of(truth, lambda c: truth(c) and not is_alike(c), family=("llama",))
     assert {atom.fact for atom in contrast.condition} == {"kv_heads", "length"}
     assert wrong == 0
 
@@ -389,7 +393,7 @@ def test_calls_of_a_prefix_are_no_evidence():
     odd = lambda m: m > 2 and m % 2 == 1  # noqa: E731
     own = lambda c: [end - start for start, end in calls_of(c, c.length) if start >= c.prefix]  # noqa: E731
     truth = lambda c: c.head_dim % 16 > 0 and any(map(odd, own(c)))  # noqa: E731
-    contrast, _ = contrast_of(truth, truth)
+    contrast, _ = contrast_of(truth, truth, family=("llama",))
     contrast.add(fitted(Case(head_dim=40, length=5, prefix=3)), False)
     assert {atom.fact for atom in contrast.condition} == {"head_dim", "calls"}, in_statements(contrast.condition)
     assert contrast.spared == 0
@@ -407,9 +411,10 @@ def test_a_right_run_of_frequent_ids_is_run_again_with_others():
 
 def test_calls_of_a_prefix_know_nothing_of_what_comes_behind():
     """A call of 8 tokens that begins a sequence is none of a long prompt, though the prompt that reuses it is long."""
-    prefix, rest = parts_of(Case(length=40, prefix=8, chunk=8))
-    assert (prefix["length"], prefix["starts"].tolist(), prefix["last"].tolist()) == (8, [0], [False])
-    assert (rest["length"], rest["starts"].tolist(), rest["last"].tolist()) == (40, [8, 16, 24, 32], [False] * 3 + [True])
+    both = [Calls([(part,)]) for part in parts_of(Case(length=40, prefix=8, chunk=8))]
+    prefix, rest = ([calls.column(name).tolist() for name in ("length", "starts", "last")] for calls in both)
+    assert prefix == [[8], [0], [False]]
+    assert rest == [[40] * 4, [8, 16, 24, 32], [False] * 3 + [True]]
     long_first = (Atom("length", low=33), Atom("starts", 0, 0))
     assert [meets(long_first, Case(length=40, prefix=prefix)) for prefix in (0, 8)] == [True, False]
     assert [meets((Atom("starts", 0, 0),), Case(length=40, prefix=8), seen) for seen in (False, True)] == [True, False]
@@ -443,7 +448,9 @@ def test_a_cause_is_asked_for_at_the_first_call_that_is_wrong(tmp_path):
 
 def test_a_few_right_runs_may_meet_a_condition_where_three_statements_do_not_do():
     truth = lambda c: c.layers > 1 and c.threads > 1 and c.tied  # noqa: E731
-    contrast, wrong = contrast_of(truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, seed=1, runs=40, layers=(1, 2), threads=(1, 2))
+    contrast, wrong = contrast_of(
+        truth, lambda c: truth(c) and c.vocab != 64 + c.prefix, seed=1, runs=40, layers=(1, 2), threads=(1, 2), family=("llama",)
+    )
     assert {atom.fact for atom in contrast.condition} == {"layers", "threads", "tied"}
     assert (contrast.split, wrong) == (False, 0)
     assert contrast.spared > 0
@@ -478,9 +485,9 @@ def test_a_finding_that_a_later_run_contradicts_is_asked_for_again():
     engine = lambda model, tokens: engine_with("longer than 32" if model.config.head_dim != 80 else "none")(model, tokens)  # noqa: E731
     hunting = hunting_in(engine, **lengths)
     first, right = replace(hunting.plain, length=33), replace(hunting.plain, length=40, head_dim=80)
-    outcome = hunting.runner.run(first)
-    hunting.runner.run(hunting.plain)
+    outcome, *_ = [hunting.runner.run(case) for case in (first, hunting.plain, right)]
     hunting.result.findings.append(Finding(first, outcome, (Atom("length", low=33),), True))
+    assert (hunting.counted(0).spared, hunting.counted(0).stands) == (1, False)
     assert not hunting.drawn([right])
     (finding,) = hunting.result.findings
     assert {atom.fact for atom in finding.condition} == {"length", "head_dim"}, finding.where
@@ -490,7 +497,7 @@ def test_a_shorter_case_of_a_finding_is_made_smaller():
     hunting = hunting_in(engine_with("a multiple of 8"), length=(4, 8, 16, 24, 40), threads=(1, 2))
     outcomes = [hunting.runner.run(replace(hunting.plain, length=length)) for length in (40, 16)]
     long, short = hunting.runner.outcomes
-    hunting.result.findings.append(Finding(long, outcomes[0], (Atom("length", step=8, rest=0),), True))
+    hunting.result.findings.append(Finding(long, outcomes[0], (Atom("length", 0, 0, step=8),), True))
     assert not hunting.pursue(short)
     assert hunting.result.findings[0].case == replace(hunting.plain, length=8)
     counted = hunting.counted(0)
@@ -507,7 +514,7 @@ def test_a_call_behind_the_first_wrong_position_is_none_that_failed():
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_window_that_a_family_always_has_is_drawn_and_said(family):
     case = fitted(Case(family=family))
-    assert case.window == model_of(case).config.window == facts_of(case)["window"] > 0
+    assert case.window == model_of(case).config.window == said_of(case, "window")[0] > 0
     assert model_of(fitted(replace(case, window=8))).config.window == 8
     plain, edges = case_like(random_model(1, family=family, window=16))
     assert plain.window == 16
