@@ -547,13 +547,19 @@ class TensorCase(Case):
 
     @cached_property
     def independent(self) -> int:
-        """One of each position and head of attention and of each position behind several operations; of one all but what has a factor."""
+        """One of each position and head of attention and of each position behind several operations; of one all but what has a factor.
+        Heads that have one factor at a position count once: all weights of a position may be alike."""
         is_attention, error, value = self.span[-1].key.name == "kqv_out", self._cut(self.theirs - self.value), self._cut(self.value)
         size = self.judge.model.config.head_dim if is_attention else value.shape[1]
         error, value = error.reshape(len(error), -1, size), value.reshape(len(value), -1, size)
-        is_factor = (error * value).sum(axis=2) ** 2 > 0.99 * (error**2).sum(axis=2) * (value**2).sum(axis=2)
+        along, square = (error * value).sum(axis=2), (value**2).sum(axis=2)
+        is_factor = along**2 > 0.99 * (error**2).sum(axis=2) * square
+        factor = np.where(is_factor, along / np.maximum(square, TINY), np.nan)
+        is_alike = np.abs(factor - factor[:, :1]) <= LITTLE * np.abs(factor)
+        is_alike[:, 0] = False
         count = np.count_nonzero(np.abs(error) > LITTLE * np.abs(error).max(), axis=2)
-        return int(np.minimum(count, np.where(is_factor | is_attention | (len(self.span) > 1), 1, size)).sum())
+        most = np.where(is_alike, 0, np.where(is_factor | is_attention | (len(self.span) > 1), 1, size))
+        return int(np.minimum(count, most).sum())
 
     @property
     def is_uneven(self) -> bool:

@@ -155,6 +155,7 @@ ACTIVATION = {
     "the activation: it is another function of its input: {} instead of {} at -": GATE * np.tanh(np.logaddexp(0, GATE)) * UP,
     "the activation: it is 0 below -0.5{} and its input above 0.7{}, and right elsewhere": by_parts(silu(GATE)) * UP,
     "the activation: as a function of 1 + exp(-x), what it multiplies its input by is made of 5 straight lines": GATE * RECIPROCAL * UP,
+    "numbers are 0 where ffn_gate is below -0.5": np.where(GATE < -0.5, 0, silu(GATE)) * UP,
     "the activation: it is x * sigmoid(1 x + {} x^3) instead of x * sigmoid(1 x)": GATE / (1 + np.exp(-GATE - 0.1 * GATE**3)) * UP,
 }
 RESIDUAL = {
@@ -385,6 +386,22 @@ def test_random_numbers_in_some_rows_have_no_cause(rows):
     out, noise = P["kqv_out"], np.random.default_rng(0).standard_normal((len(rows), P["kqv_out"].shape[1]))
     said = judged("llama", "kqv_out", changed(out, rows, noise * np.abs(out).mean()))
     assert not said.startswith("at "), said
+
+
+def test_what_follows_from_a_tensor_is_not_where_its_numbers_come_from():
+    """Behind a branch that is far too large, the sums of layers have its numbers."""
+    huge, points, keys = (
+        1e7 * np.random.default_rng(0).standard_normal(BRANCH.shape),
+        POINTS["llama"],
+        (Key("l_out", LAYER), Key("ffn_inp", LAYER + 1)),
+    )
+    points = points | {key: (points[key] + huge).astype(np.float32) for key in keys}
+    assert read_off(LLAMA, IDS["llama"], points, Key("ffn_down", LAYER), huge) == ""
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+def test_numbers_that_have_nothing_to_do_with_the_right_ones_have_no_factor(size):
+    assert "times" not in judged("llama", "result_output", size * np.random.default_rng(0).standard_normal(P["result_output"].shape))
 
 
 def test_noise_is_no_step():

@@ -294,9 +294,14 @@ def other_tensor(place: Operation, node: Node, readers: list[Node]) -> Edits:
     if node.kind != "tensor":
         return
     for key in _beside(place, node.what):
-        noun = node.noun.rstrip(",")
-        yield f"{_near(key, place)} is read instead of {noun}", tensor(key), _read_instead(key, node, place)
+        noun, other = node.noun.rstrip(","), changed(tensor(key), _unless_zero)
+        yield f"{_near(key, place)} is read instead of {noun}", other, _read_instead(key, node, place)
         yield f"{_near(key, place)} is added to {noun}", Node("sum", (node, tensor(key)), node.noun)
+
+
+def _unless_zero(x: Array) -> Array:
+    """A tensor that has numbers: one that is all 0 stands for whatever was not written."""
+    return x if x.any() else np.full_like(x, np.nan)
 
 
 def _is_vector(node: Node) -> bool:

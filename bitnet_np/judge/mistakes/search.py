@@ -323,7 +323,8 @@ class Search:
         if closest is not None and case.is_told(closest.number, closest.left) and (array := case.made(closest)) is not None:
             whole.append((closest, array))
         near, array = min(whole, key=lambda pair: pair[0].left)
-        if near.left <= LITTLE * case.now or (near.left <= _LITTLE * case.now and case.leaves_noise(array)):
+        far = min(case.now, 1.0)  # that of numbers which have nothing to do with the right ones
+        if near.left <= LITTLE * far or (near.left <= _LITTLE * far and case.leaves_noise(array)):
             return replace(near, text=f"{near.text}; what is left of the error, NMSE {near.left:.2g}, is no more than fewer bits leave")
         cause = _best(self._fits(case, list(cached_and_rounded(case.span))))
         self._types.update(cause.text.split(AND) if cause is not None else ())

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from ..evidence import LITTLE
 from ..law.expected import TINY
 from ..words import FEW, runs
+from .structure import beyond
 from .wrong import Wrong
 
 
@@ -32,6 +34,10 @@ def never_written(wrong: Wrong) -> str | None:
     if wrong.theirs[wrong.places].any() or not (np.abs(wrong.value[wrong.places]) >= TINY).any():  # which may be flushed
         return None
     if wrong.theirs[np.ix_(rows, columns)].any():
+        others = ~wrong.places & (np.abs(wrong.value) > LITTLE * np.abs(wrong.value).max())
+        for key, x in zip(wrong.operation.inputs, wrong.inputs, strict=True):
+            if x.shape == wrong.theirs.shape and (border := beyond(x, wrong.places, others)) is not None:
+                return f"numbers are 0 where {key.name} is {border}"
         return f"all wrong numbers are 0, at {runs('position', rows)}: never written"
     of = "each position" if rows.size == len(wrong.places) else runs("position", rows)
     return f"{wrong.in_units(columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"

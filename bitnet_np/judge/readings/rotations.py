@@ -148,8 +148,9 @@ def _law(wrong: Wrong, frequency: Array, right: Array) -> str:
         kept, slowed = ([np.flatnonzero(x) for x in marks] for marks in ([x > 1 - room for x in parts], [x < room for x in parts]))
         fall = all((np.diff(x[is_sure]) < NEAR).all() and ((x > -room) & (x < 1 + room))[is_sure].all() for x in parts)
         if fall and all(x.size for x in (*kept, *slowed)):
-            said = [f"{runs('pair', a)} kept and {runs('pair', b)} slowed" for a, b in zip(kept, slowed, strict=True)]
-            return f"kept and slowed frequencies are blended by other borders: {' instead of '.join(said)}"
+            borders = [f"{runs('pair', a)} kept and {runs('pair', b)} slowed" for a, b in zip(kept, slowed, strict=True)]
+            if borders[0] != borders[1]:
+                return f"kept and slowed frequencies are blended by other borders: {' instead of '.join(borders)}"
     sure = ratio[is_sure]
     falls = (np.diff(sure) <= LITTLE).all() or (np.diff(sure) >= -LITTLE).all()
     if off.size > 2 and off[0] > 0 and falls and off[-1] == np.flatnonzero(is_sure)[-1]:

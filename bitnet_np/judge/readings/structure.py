@@ -342,12 +342,17 @@ def _where(n: Numbers, some: NDArray[np.bool_], among: NDArray[np.bool_]) -> str
     for what, label in n.labels.items():
         if not np.intersect1d(label[inside], label[outside]).size:
             return f"of {runs(what, np.unique(label[inside]))} of each row"
-    for words, x in (("{}", n.right), ("of a magnitude {}", np.abs(n.right))):
-        for which, sign in (("above", 1), ("below", -1)):
-            least, most = float((sign * x)[inside].min()), float((sign * x)[outside].max())
-            if least > most:
-                border = sign * (least + most) / 2
-                return words.format(f"{which} {plain(border, max((least - most) / 2 / max(abs(border), 1e-300), SAME))}")
+    borders = (beyond(n.right, inside, outside), beyond(np.abs(n.right), inside, outside))
+    return borders[0] or (borders[1] and f"of a magnitude {borders[1]}")
+
+
+def beyond(x: Array, inside: NDArray[np.bool_], outside: NDArray[np.bool_]) -> str | None:
+    """The border that some of these numbers are beyond and others are not, in words; None if there is none."""
+    for which, sign in (("above", 1), ("below", -1)):
+        least, most = float((sign * x)[inside].min()), float((sign * x)[outside].max(initial=-np.inf))
+        if least > most > -np.inf:
+            border = sign * (least + most) / 2
+            return f"{which} {plain(border, max((least - most) / 2 / max(abs(border), 1e-300), SAME))}"
     return None
 
 

@@ -12,7 +12,7 @@ from ...model.records import Model, with_rope_of
 from ...traces.points import HEADS, Key
 from ..evidence import NEAR, explains
 from ..law.expression import Array, Node, at_columns, constant, nodes, replaced, value_of, values_of
-from ..law.graph import Operation
+from ..law.graph import Operation, operations
 from ..words import Indices, runs
 
 ROWS = 64  # tokens looked at
@@ -116,10 +116,18 @@ class Wrong:
         square = (self.theirs - self.value) ** 2
         return bool(square[marked].sum() > 0.5 * square.sum())
 
+    @cached_property
+    def following(self) -> set[Key]:
+        """This tensor, and all that follow from it."""
+        keys, place = {self.key}, self.operation
+        for other in operations(place.model, place.dialect):
+            keys |= {other.key} if keys.intersection(other.inputs) else set()
+        return keys
+
     def beside(self) -> Iterator[tuple[Key, Array]]:
         """Yields the tensors of its shape that an engine has at hand: the model's input and those of its layer and of the one before."""
         n = len(self.model.layers) if self.key.layer is None else self.key.layer
         for key in self.tensors:
-            near = key.layer in (None, n, n - 1) and key != self.key and not key.name.endswith(("_codes", "_scale"))
+            near = key.layer in (None, n, n - 1) and key not in self.following and not key.name.endswith(("_codes", "_scale"))
             if near and not self.is_nearly_right and self.tensors[key].shape == self.theirs.shape:
                 yield key, self.tensors[key]
