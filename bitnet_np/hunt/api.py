@@ -29,7 +29,7 @@ from .probes import Place, probe
 from .run import Finding, Hunt, Runner, Runs, Spread, call_of, hunt_engine
 
 _WIDEST = 512  # channels of a case that is made wider for probes
-_LONG = 8  # tokens that a case gets for probes, or more
+_LONG = 8  # tokens more that a case gets for probes
 _SMALL = 1 << 13  # channels of all layers of a model that is itself made into probes
 
 
@@ -108,8 +108,10 @@ def _place(runner: Runner, finding: Finding) -> Place:
 
 
 def _wider(case: Case) -> Iterator[Case]:
-    """A case with more ids and channels, and longer; behind a longer prefix; or as long."""
-    for length, prefix in ((max(case.length, _LONG), case.prefix), (case.length + _LONG, case.prefix + _LONG), (case.length, case.prefix)):
+    """A case with more ids and channels, and longer, so that more positions are wrong than one, which much would explain; less so; behind a
+    longer prefix; or as long."""
+    more = (case.length + _LONG, case.prefix)
+    for length, prefix in (more, (max(case.length, _LONG), case.prefix), (more[0], case.prefix + _LONG), (case.length, case.prefix)):
         yield _wide(replace(case, length=length, prefix=prefix if case.prefix else 0))
 
 
