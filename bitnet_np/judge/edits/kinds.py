@@ -282,7 +282,7 @@ def other_operand(place: Operation, tree: Node) -> Edits:
         earlier = [step for step in steps if step not in node.inputs and all(below is not node for below, _ in nodes(step))]
         for i, operand in _operands_of(node):
             for step in earlier:
-                if step.noun != operand.noun:
+                if step.noun != operand.noun and operand.kind != "largest of":  # which would only make all weights alike
                     yield f"{step.noun} instead of {operand.noun}", node.over(*node.inputs[:i], step, *node.inputs[i + 1 :])
 
     return _of_nodes(change)(place, tree)
