@@ -67,6 +67,7 @@ def hunt(
     Raises bitnet_np.Error for arguments that cannot be used. What the engine does raises nothing.
     """
     function("progress", progress)
+    function("spread", map if spread is None else spread)
     instance("judge", judge, Judge)
     if not isinstance(like, Model | None):
         like = load(path_of(like))

@@ -261,6 +261,7 @@ def calls(folder: Path) -> dict[str, Call]:
                 "out": folder / "cases",
                 "single": False,
                 "judge": Judge(bn.EXACT, Options()),
+                "spread": map,
                 "progress": _nothing,
             },
         ),

@@ -155,6 +155,10 @@ ACTIVATION = {
     "the activation: it is another function of its input: {} instead of {} at -": GATE * np.tanh(np.logaddexp(0, GATE)) * UP,
     "the activation: it is 0 below -0.5{} and its input above 0.7{}, and right elsewhere": by_parts(silu(GATE)) * UP,
     "the activation: as a function of 1 + exp(-x), what it multiplies its input by is made of 5 straight lines": GATE * RECIPROCAL * UP,
+    "the activation: it is x * (1 + z / (1 + |z|)) / 2 of z = 1 x instead of": GATE * (1 + GATE / (1 + np.abs(GATE))) / 2 * UP,
+    "the activation: it is x * (1 + z / sqrt(1 + z^2)) / 2 of z = 1 x instead of": GATE * (1 + GATE / np.hypot(1, GATE)) / 2 * UP,
+    "the activation: it is x * (1/2 + arctan(z) / pi) of z = 1 x instead of": GATE * (0.5 + np.arctan(GATE) / np.pi) * UP,
+    "the activation: the number whose sigmoid multiplies its input is made of": GATE / (1 + np.exp(-np.maximum(GATE, -1))) * UP,
     "numbers are 0 where ffn_gate is below -0.5": np.where(GATE < -0.5, 0, silu(GATE)) * UP,
     "the activation: it is x * sigmoid(1 x + {} x^3) instead of x * sigmoid(1 x)": GATE / (1 + np.exp(-GATE - 0.1 * GATE**3)) * UP,
 }
@@ -238,7 +242,23 @@ SHARP = RIGHT ** np.array([1, 2, 1, 3])[:, None, None]
 IN_TURN = np.arange(C.heads) % C.kv_heads
 SCORE_SCALE = C.head_dim**-0.5
 SLOTS = np.where(np.arange(T) > 11, 3, 0)[:, None]  # keys of zeros have scores of 0, take their part and give nothing
+
+
+def by_matrix(matrix):
+    """Attention's output, each head times a matrix."""
+    return (P["kqv_out"].reshape(T, -1, 24) @ matrix).reshape(T, -1)
+
+
+SQUARES, OF_23 = {n * n % 23 for n in range(1, 23)}, np.subtract.outer(np.arange(23), np.arange(23)) % 23
+PALEY = np.ones((24, 24))  # a Hadamard matrix of an order that is no power of 2
+PALEY[1:, 1:] = np.where(OF_23 == 0, 1, np.where(np.isin(OF_23, [*SQUARES]), 1, -1))
+PALEY[1:, 0] = -1
 ATTENTION = {
+    "each head is turned by a Hadamard matrix, and not turned back": by_matrix(PALEY / 24**0.5),
+    "each head is turned by an orthogonal matrix, and not turned back": by_matrix(
+        np.linalg.qr(np.random.default_rng(2).standard_normal((24, 24)))[0]
+    ),
+    "each head is multiplied by one matrix": by_matrix(RNG.standard_normal((24, 24))),
     "keys and values of layer 0 are read: the cache of another": by_weights(softmax(scores_of(k=heads("Kcur_rope", 0))), heads("Vcur", 0)),
     "values of layer 0 are read: the cache of another layer": by_weights(RIGHT, heads("Vcur", 0)),
     "the first 5 tokens are seen by all, as a prefix is": by_weights(softmax(scores_of(), (QUERY >= KEY) | (KEY < 5))),

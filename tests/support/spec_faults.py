@@ -54,7 +54,7 @@ SMALL_FAULTS = {
     "absmax to 126": ("127 / np.max", "126 / np.max"),
     "truncated, not rounded": ("np.rint(x * scale)", "np.trunc(x * scale)"),
     "not quantised": ("np.rint(x * scale)", "(x * scale)"),
-    "one scale for all tokens": ("np.abs(x).max(axis=-1, keepdims=True)", "np.abs(x).max()"),
+    "one scale for all tokens": ("magnitude.max(axis=-1, keepdims=True)", "magnitude.max()"),
     "ffn_down's scale 5 % too large": ("linear(c, y, w.ffn_down)", "linear(c, y, w.ffn_down) * 1.05"),
     "attn_q with the scale of attn_k": (Q, f"{Q} / w.attn_q.scale * w.attn_k.scale"),
     "epsilon outside the root": (ROOT, "(np.sqrt(mean_square) + eps)"),

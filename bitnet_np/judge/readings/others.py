@@ -102,7 +102,7 @@ def added_rows(wrong: Wrong) -> str | None:
             if (
                 source.min() < 0
                 or source.max() >= len(other)
-                or (key in wrong.following and (source >= rows).any())  # which was not there yet
+                or (key in wrong.following and (source == rows).any())  # which was not there yet
                 or (where == "the result" and away[np.arange(len(rows)), source].max() > NEAR)
             ):
                 continue

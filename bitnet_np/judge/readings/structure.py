@@ -5,6 +5,7 @@ nothing, so each of its numbers is fitted to several. Every law is checked on al
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import permutations
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def loose_structure(numbers: Numbers) -> str | None:
 
 def pointwise(numbers: Numbers) -> str | None:
     """What makes each number of the right one alone."""
-    return _read(numbers, _few_changes, _function)
+    return _read(numbers, partial(_few_changes, is_apart=True), _function)
 
 
 def _read(numbers: Numbers, *laws: Callable[[Numbers], str | None]) -> str | None:
@@ -300,9 +301,10 @@ def _groups(numbers: Array, some: NDArray[np.intp], near: float) -> list[NDArray
     return groups
 
 
-def _few_changes(n: Numbers) -> str | None:
+def _few_changes(n: Numbers, is_apart: bool = False) -> str | None:
     """Numbers all over that have one of few factors, or of few constants added: 0 and another one, as dropout leaves them, the other sign,
-    a penalty, or what wraps around; and what tells them apart: their place, label, value or magnitude."""
+    a penalty, or what wraps around; and what tells them apart: their place, label, value or magnitude.
+    is_apart: whether something has to."""
     most = np.abs(n.right).max()
     error = np.where(np.abs(n.theirs - n.right) <= n.same * most, 0, n.theirs - n.right)
     ratio = np.where((n.right == 0) | (np.abs(n.theirs) <= 1e-6 * most), 0, n.theirs / n.right)
@@ -322,7 +324,7 @@ def _few_changes(n: Numbers) -> str | None:
             is_wrap = len(off) == 2 and not none and bool(abs(values[off].sum()) < NEAR * np.ptp(values))
             texts = [f"those {where} are {what}" for where, what in zip(wheres, how, strict=True)]
             return f"{listed(texts)}{', as where codes wrap around' * is_wrap}"
-        if not none:
+        if not none or is_apart:
             continue
         parts, where = [some.size / seen.size for some in groups], ""
         if n.right.ndim == 2 and len(groups) == 2:
