@@ -253,12 +253,13 @@ SQUARES, OF_23 = {n * n % 23 for n in range(1, 23)}, np.subtract.outer(np.arange
 PALEY = np.ones((24, 24))  # a Hadamard matrix of an order that is no power of 2
 PALEY[1:, 1:] = np.where(OF_23 == 0, 1, np.where(np.isin(OF_23, [*SQUARES]), 1, -1))
 PALEY[1:, 0] = -1
+SQUARE = np.random.default_rng(2).standard_normal((24, 24))
 ATTENTION = {
     "each head is turned by a Hadamard matrix, and not turned back": by_matrix(PALEY / 24**0.5),
     "each head is turned by an orthogonal matrix, and not turned back": by_matrix(
         np.linalg.qr(np.random.default_rng(2).standard_normal((24, 24)))[0]
     ),
-    "each head is multiplied by one matrix": by_matrix(RNG.standard_normal((24, 24))),
+    "each head is multiplied by one matrix": by_matrix(SQUARE),
     "keys and values of layer 0 are read: the cache of another": by_weights(softmax(scores_of(k=heads("Kcur_rope", 0))), heads("Vcur", 0)),
     "values of layer 0 are read: the cache of another layer": by_weights(RIGHT, heads("Vcur", 0)),
     "the first 5 tokens are seen by all, as a prefix is": by_weights(softmax(scores_of(), (QUERY >= KEY) | (KEY < 5))),
