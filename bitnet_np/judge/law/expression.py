@@ -197,7 +197,7 @@ def step_value(leaf: Leaf, rows: int, node: Node, inputs: list[Any]) -> Any:
     return functions.FUNCTIONS[node.kind](*inputs, **({} if node.what is None else {"what": node.what}))
 
 
-_BY_ELEMENT = ("sum", "difference", "product", "quotient", "curve", "clipped", "clipped above")
+_BY_ELEMENT = ("sum", "difference", "product", "quotient", "curve", "clipped")
 
 
 def at_columns(tree: Node, columns: NDArray[np.integer]) -> Node:
