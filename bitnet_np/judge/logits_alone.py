@@ -265,9 +265,9 @@ class _Target:
     def noise(self) -> str | None:
         """The noise that operations have, in words, if it is all that is wrong."""
         level = self.noise_level(FINE if self.ids is None else noise_law.COARSEST_SPREAD)  # of a server few mistakes are tried
-        is_spread = self.is_spread if level > noise_law.COARSEST_BIASED else True
-        if not (level <= noise_law.COARSEST_SEEN if is_spread is None else is_spread):
-            return None
+        if level > noise_law.COARSEST_BIASED:
+            is_believed = level <= noise_law.COARSEST_SEEN if self.is_spread is None else self.is_spread
+            level = level if is_believed else 0.0
         return f"no farther than operations with about 2^{np.log2(level):.1f} of noise reach" if level else None
 
     def noise_level(self, most: float) -> float:
@@ -301,11 +301,11 @@ class _Target:
         work = noise_law.PARTS * len(keys) * self.work
         if self.run_first is None or self.ids is None or has_blocks(self.base.model) or work > self.options.effort * _MOST_WORK:
             return
-        ids, of_all = self.ids[: len(self.a)], dict[str, NDArray[np.float64]]()
+        ids, ours, of_all = self.ids[: len(self.a)], _centred(self.a), dict[str, NDArray[np.float64]]()
         for key in keys:
             changes = [{key: partial(_with_part_changed, key, part)} for part in range(noise_law.PARTS)]
             logits = self.run_first(with_each_computed(self.base, changes, ids, set()), len(changes), len(ids))
-            effect = _centred(logits) - _centred(self.a)
+            effect = _centred(logits) - ours
             of_all[key.name] = of_all.get(key.name, 0.0) + effect
             yield effect
         yield from of_all.values()
@@ -513,7 +513,7 @@ def _centred(x: Floats) -> NDArray[np.float64]:
 
 
 def _with_part_changed(key: Key, part: int, values: Mapping[Key, NDArray]) -> NDArray:
-    return noise_law.with_parts_changed(values[key])[part]
+    return noise_law.with_part_changed(values[key], part)
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

@@ -347,7 +347,7 @@ class TensorJudge:
             return
         right, last = self.values(span), span[-1].key
         for key in (site.key for site in span[:-1] if site.key.name != TOP_EXPERTS):
-            changed = noise_law.with_parts_changed(right[key])
+            changed = [noise_law.with_part_changed(right[key], part) for part in range(noise_law.PARTS)]
             yield np.stack([self.values(span, {key: lambda values, x=x: x}, right)[last] - value for x in changed])
 
     def _wrong_several(self, site: Operation) -> OperationVerdict:

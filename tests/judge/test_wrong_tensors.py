@@ -256,9 +256,7 @@ PALEY[1:, 0] = -1
 SQUARE = np.random.default_rng(2).standard_normal((24, 24))
 ATTENTION = {
     "each head is turned by a Hadamard matrix, and not turned back": by_matrix(PALEY / 24**0.5),
-    "each head is turned by an orthogonal matrix, and not turned back": by_matrix(
-        np.linalg.qr(np.random.default_rng(2).standard_normal((24, 24)))[0]
-    ),
+    "each head is turned by an orthogonal matrix, and not turned back": by_matrix(np.linalg.qr(SQUARE)[0]),
     "each head is multiplied by one matrix": by_matrix(SQUARE),
     "keys and values of layer 0 are read: the cache of another": by_weights(softmax(scores_of(k=heads("Kcur_rope", 0))), heads("Vcur", 0)),
     "values of layer 0 are read: the cache of another layer": by_weights(RIGHT, heads("Vcur", 0)),
@@ -411,12 +409,8 @@ def test_random_numbers_in_some_rows_have_no_cause(rows):
 
 def test_what_follows_from_a_tensor_is_not_where_its_numbers_come_from():
     """Behind a branch that is far too large, the sums of layers have its numbers."""
-    huge, points, keys = (
-        1e7 * np.random.default_rng(0).standard_normal(BRANCH.shape),
-        POINTS["llama"],
-        (Key("l_out", LAYER), Key("ffn_inp", LAYER + 1)),
-    )
-    points = points | {key: (points[key] + huge).astype(np.float32) for key in keys}
+    huge, sums = 1e7 * np.random.default_rng(0).standard_normal(BRANCH.shape), (Key("l_out", LAYER), Key("ffn_inp", LAYER + 1))
+    points = POINTS["llama"] | {key: (POINTS["llama"][key] + huge).astype(np.float32) for key in sums}
     assert read_off(LLAMA, IDS["llama"], points, Key("ffn_down", LAYER), huge) == ""
 
 

@@ -60,7 +60,7 @@ _PRODUCTS = 4  # fewest others of a layer to know its format
 _OF_VALUES = 0.25  # of the squared error of attention, of what is no sum of values; of noise in values alone half at least
 _TERM = 0.5  # of the squared error, of a factor of one term of a sum
 _OF_ONE = 0.1  # of the squared error, of a factor of a tensor between two or of a part of it: right engines leave 0.08
-_OF_ONE_IN_LOGITS = 0.15  # the same of logits, of factors of the tensors of all layers: right engines leave 0.123
+_OF_ONE_IN_LOGITS = 0.15  # the same of logits, of factors of the tensors of all layers: right engines leave 0.13
 _OF_POSITIONS = 0.75  # the same of factors of all parts of a tensor at each position: right engines leave 0.5 in a width of 64
 
 
@@ -194,10 +194,10 @@ def odd_across(errors: Array, noisy: Array, level: float) -> str:
     return ""
 
 
-def with_parts_changed(x: Array) -> list[Array]:
-    """A tensor [T, width] with each of its parts times a factor."""
+def with_part_changed(x: Array, part: int) -> Array:
+    """A tensor [T, width] with one of its parts times a factor."""
     parts = np.arange(x.shape[1]) * PARTS // x.shape[1]
-    return [x * (1 + _STEP * (parts == part)) for part in range(PARTS)]
+    return x * (1 + _STEP * (parts == part))
 
 
 def is_spread(error: Array, effects: Iterable[Array], in_logits: bool = False) -> bool | None:
@@ -207,8 +207,8 @@ def is_spread(error: Array, effects: Iterable[Array], in_logits: bool = False) -
     numbers, or has others that do not depend on them, errs by its own negative and by something else: a factor explains half of what it
     does. Or its parts have another factor at each position. in_logits: the result is logits, behind all tensors of a model.
     """
-    most, is_tried = _OF_ONE_IN_LOGITS if in_logits else _OF_ONE, None
-    square = float((error**2).sum())
+    most = _OF_ONE_IN_LOGITS if in_logits else _OF_ONE
+    square, is_tried = float((error**2).sum()), None
     if len(error) >= _ROWS and len(error) * float((error.mean(axis=0) ** 2).sum()) > _FACTOR * square:
         return False
     for parts in effects:

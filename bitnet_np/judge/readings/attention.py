@@ -45,6 +45,11 @@ class Attention(NamedTuple):
         return self.wrong.theirs.reshape(self.values.shape)
 
     @property
+    def seen(self) -> Array:
+        """The scores of keys that a token sees, minus infinity for others, [H, T, T]."""
+        return np.where(self.visible, self.scores, -np.inf)
+
+    @property
     def shared(self) -> int:
         """The number of query heads that read one key-value head."""
         c = self.wrong.model.config
@@ -116,16 +121,21 @@ def wrong_values(wrong: Wrong) -> str | None:
     )
     if len(wrong.theirs) > t:
         return None
+
+    def sums_of(values: Array) -> Array:  # [T, G, K]
+        return attended._replace(values=np.repeat(values, attended.shared, axis=1)).outputs(attended.weights)
+
     right = attended.values[:, :: attended.shared]
     theirs = (np.linalg.pinv(weights) @ outputs).swapaxes(0, 1) if np.linalg.cond(weights).max() <= _CONDITION else right  # [T, G, K]
-    if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
+    sums = sums_of(theirs)
+    if not wrong.accounts(sums):
         design = weights[..., None] * right.swapaxes(0, 1)[:, None]  # [G, h T, T, K], for one number for each value of each head
         design = design.swapaxes(2, 3).reshape(len(weights), -1, t)
         theirs = right * (np.linalg.pinv(design) @ outputs.reshape(len(outputs), -1, 1)).swapaxes(0, 1)
-        if not wrong.accounts(attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)):
+        sums = sums_of(theirs)
+        if not wrong.accounts(sums):
             return None
     off = np.flatnonzero((np.abs(theirs - right) > 1e-3 * np.abs(right).max()).any(axis=(1, 2)))
-    sums = attended._replace(values=np.repeat(theirs, attended.shared, axis=1)).outputs(attended.weights)
     noise = 0.0 if explains(sums, wrong.theirs, wrong.value, 0.0) else wrong.noise
     numbers = Numbers(theirs, right, ("position", "head", "element"), noise)
     text = structure(numbers)
@@ -357,7 +367,7 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
         return f"one key more is in the softmax's sum, without a value, as a sink: its scores are {listed(logits, FEW)} by head"
     if (np.ptp(factor, axis=1) < SAME_LOGARITHMS + 2 * sure.max()).all():
         return None  # which the result shows
-    mantissa = np.frexp(seen / np.exp(np.where(attended.visible, attended.scores, -np.inf).max(axis=-1)))[0].ravel()
+    mantissa = np.frexp(seen / np.exp(attended.seen.max(axis=-1)))[0].ravel()
     inexact = factor.ravel()[np.argsort(mantissa)]
     is_function = np.square(np.diff(inexact)).mean() < SMOOTH * inexact.var()
     follows = "they follow the mantissa of the softmax's sum, as where its reciprocal is coarse"
@@ -367,7 +377,7 @@ def _of_sums(attended: Attention, solved: _Solved) -> str | None:
 
 def _of_exponentials(attended: Attention, solved: _Solved) -> str | None:
     """What single exponentials have in common with the right ones, where what they are divided by is right."""
-    seen = np.where(attended.visible, attended.scores, -np.inf)
+    seen = attended.seen
     e = np.exp(seen - seen.max(axis=-1, keepdims=True))
     is_sure = attended.visible & (solved.spread * _CLEAR < LITTLE * solved.right)
     theirs, right = (solved.weights * e.sum(axis=-1, keepdims=True))[is_sure], e[is_sure]
@@ -415,8 +425,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     cap = nearest_number(lambda cap: float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), caps.tolist())
     if cap is not None and is_left(float(((centred(spec.soft_cap(right, cap) - theirs)) ** 2).sum()), 1):
         return f"scores are soft-capped at {plain(cap, near)}"
-    seen = np.where(attended.visible, attended.scores, -np.inf)
-    so_far = fitted(np.where(usable, np.maximum.accumulate(seen, axis=-1), 0)[None], error)
+    so_far = fitted(np.where(usable, np.maximum.accumulate(attended.seen, axis=-1), 0)[None], error)
     if so_far is not None and abs(so_far[0] + 1) < 5 * near:
         return "exponentials are of scores less the largest one so far: sums are not rescaled when that rises"
     slopes = fitted(each * -np.abs(distance).astype(np.float64), error)
@@ -436,7 +445,7 @@ def _of_scores(attended: Attention, solved: _Solved) -> str | None:
     if (text := _of_keys(attended, np.where(is_sure, error, np.nan))) is not None:
         return text
     if usable.sum() > SPARE * (_KNOTS + heads * t):
-        below = right - np.where(attended.visible, attended.scores, -np.inf).max(axis=-1, keepdims=True)
+        below = right - attended.seen.max(axis=-1, keepdims=True)
         knots = np.linspace(below[usable].min(), 0, _KNOTS)
         hats = np.maximum(1 - np.abs(below - knots[:, None, None, None]) / (knots[1] - knots[0]), 0)
         design, y = np.stack([centred(hat)[usable] for hat in hats], axis=1), centred(error)[usable]

@@ -121,7 +121,8 @@ class Wrong:
         """This tensor, and all that follow from it."""
         keys, place = {self.key}, self.operation
         for other in operations(place.model, place.dialect):
-            keys |= {other.key} if keys.intersection(other.inputs) else set()
+            if keys.intersection(other.inputs):
+                keys.add(other.key)
         return keys
 
     def beside(self) -> Iterator[tuple[Key, Array]]:
