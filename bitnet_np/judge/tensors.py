@@ -34,7 +34,7 @@ from .law.codes import AGAIN, wrong_codes
 from .law.expected import TINY, Expected, U
 from .law.expression import Array, nodes, value_of
 from .law.graph import LOGITS, TOKENS, Operation, operations
-from .law.levels import LEVELS, levels_of
+from .law.levels import LEVELS, stored_as
 from .law.precision import DIGITS, FLASH, ROUNDOFF
 from .law.products import has_blocks, linear_of
 from .law.roundings import to_digits, to_eleven_bits
@@ -52,7 +52,6 @@ from .report.report import OperationVerdict
 from .verdict import Verdict
 
 _SUMMED_IN_FLOAT16 = "values are summed in float16, as llama.cpp's flash attention does: declare it (--as llama.cpp-flash)"
-_STORED = "numbers are stored in 8 bits or fewer: each is the nearest of {}"
 _APPROXIMATED = ("activation", "root", "circle", "curve", "sigmoid", "exponential")  # functions that engines take from tables
 _FLOAT32 = 16 * U  # the largest level of float32's own roundings, about
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
@@ -207,8 +206,8 @@ class TensorJudge:
         if self._is_flash_attention(site, inputs, theirs):
             self.types = replace(self.types, precision=FLASH)
             return replace(judged.explained(Hypothesis(_SUMMED_IN_FLOAT16, "read.ggml_flash")), verdict=Verdict.NARROW)
-        if not self.types.strict and (count := levels_of(expected.value, bound_of(expected, theirs.shape)[0], theirs)):
-            return self._caused(judged, Hypothesis(_STORED.format(count), LEVELS, fault=False))
+        if not self.types.strict and (text := stored_as(expected.value, bound_of(expected, theirs.shape)[0], theirs)):
+            return self._caused(judged, Hypothesis(text, LEVELS, fault=False))
         return self._sought(
             judged, lambda room: self._case_of_one(site, self._with_noise(site, expected, inputs) if room else expected, inputs, theirs)
         )

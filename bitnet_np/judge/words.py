@@ -94,6 +94,10 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
     for words, rule in rules(count) if off.size > 2 else ():
         if (source == rule).all():
             return f"{what} i has {of} of {words}"
+    if np.count_nonzero(np.diff(off) > 1) > 2 and np.unique(shift).size == 1:
+        by = int(shift[0])
+        which = {-1: f"the {what} before", 1: f"the next {what}"}.get(by, f"the {what} {abs(by)} {'behind' if by > 0 else 'before'}")
+        return f"{places_of(off, count, what, amount=False)} have {of} of {which}"
     step, breaks = np.diff(source[off]), [0]  # 1 where a run of them stands elsewhere, 0 where one stands in the place of all
     for k in range(len(step)):
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong_tensors import C, T, by_weights, read, scores_of
+from wrong_tensors import KEY, QUERY, C, T, by_weights, read, scores_of
 
 VISIBLE = np.tri(T, dtype=bool)
 
@@ -82,3 +82,31 @@ def test_cells_that_are_written_over_by_the_next_ones_are_told_together():
 def test_keys_that_the_mask_does_not_act_on_are_told_together():
     text = "positions 9 to 16 are read by all before them: the mask acts on other keys alone"
     assert said(VISIBLE | (np.arange(T) >= 9)) == text
+
+
+def test_cells_that_no_token_reads_are_told_together():
+    lost = (KEY >= 3) & (KEY < 6)
+    assert said(VISIBLE & ~lost) == "positions 3 to 5 are read by no token: the mask, or slots of the cache that are lost"
+
+
+def test_outputs_of_tokens_that_see_nothing_are_zero():
+    counts = VISIBLE & (KEY >= 5)
+    wrong = np.where(QUERY < 5, 0, attended(np.where(QUERY < 5, VISIBLE, counts).astype(float)))
+    text = "outputs of positions 0 to 4 are 0: no key is seen; positions 0 to 4 are read by no token"
+    assert read("llama", "kqv_out", wrong).startswith(text)
+
+
+def test_windows_that_begin_too_late_are_told_by_what_repeats():
+    late = np.append(np.zeros(5), np.resize([5, 4, 3, 2, 1], T - 5))[:, None]
+    first = f"positions 5 to {T - 1} see 5, 4, 3, 2, 1 keys fewer in turn than they should"
+    assert said(VISIBLE & (late <= KEY)) == f"{first}: the first ones are left out, as by a window's mask"
+
+
+def test_cells_that_hold_the_position_before_are_told_together():
+    counts = VISIBLE.astype(float)
+    for cell in range(3, T - 1, 3):
+        counts[cell + 1 :, cell], counts[cell + 1 :, cell - 1] = 0, 2
+    text = (
+        "cells were written over, or their page is another's: every third position from position 3 have the keys and values of the position"
+    )
+    assert said(counts).startswith(text)

@@ -1,12 +1,14 @@
 """Tensors that an engine writes in 8 bits pass, whatever their format is, and mistakes in them do not."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet_np import check
-from bitnet_np.judge.law.levels import levels_of
+from bitnet_np.judge.law.levels import stored_as
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.points import Key, Trace
@@ -64,7 +66,35 @@ def test_each_number_is_the_nearest_one(seed, levels, share):
     theirs = np.rint((value + 1) / step) * step - 1
     count, slack = np.unique(theirs).size, np.zeros(value.shape)
     is_coarse = ((theirs - value) ** 2).sum() > (value**2).sum() / 64
-    assert levels_of(value, slack, theirs) == (0 if is_coarse else count)
+    text = f"numbers are stored in 8 bits or fewer: each is the nearest of {count}"
+    assert stored_as(value, slack, theirs) == ("" if is_coarse else text)
     place = np.unravel_index(int(np.abs(theirs).argmin()), theirs.shape)  # no end of the grid
     value[place] = theirs[place] + share * step
-    assert levels_of(value, slack, theirs) == 0
+    assert stored_as(value, slack, theirs) == ""
+
+
+def in_blocks(x, size, digits):
+    """Numbers of blocks that share an exponent, with so many binary digits."""
+    blocks = x.reshape(-1, size).astype(np.float64)
+    step = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-30))) + 1 - digits)
+    return (np.clip(np.rint(blocks / step), 1 - 2**digits, 2**digits - 1) * step).reshape(x.shape).astype(np.float32)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([8, 16, 32, 64]), st.integers(4, 8))
+def test_blocks_share_an_exponent(seed, size, digits):
+    value = np.random.default_rng(seed).standard_normal((40, 64))
+    theirs, slack = in_blocks(value, size, digits).astype(np.float64), np.zeros(value.shape)
+    assert (
+        stored_as(value, slack, theirs) == f"numbers are stored in blocks of {size} that share an exponent, with {digits} bits and a sign"
+    )
+    value[7, 9] += 2 * np.abs(value).max() * 2.0**-digits
+    assert stored_as(value, slack, theirs) == ""
+
+
+def test_tensors_in_blocks_pass_and_no_factor_of_an_element_does():
+    stored = partial(in_blocks, size=16, digits=7)
+    report = judged(stored)
+    assert report.verdict == Verdict.NARROW, report.reason
+    norm = next(o for o in report.operations if o.key == Key("attn_norm", 0))
+    assert norm.hypothesis == "numbers are stored in blocks of 16 that share an exponent, with 7 bits and a sign"
+    assert judged(stored, 1.5).verdict == Verdict.WRONG

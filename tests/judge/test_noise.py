@@ -147,6 +147,16 @@ def test_what_layers_add_to_may_be_handed_on_in_8_bits():
     assert "sums of layers are computed with about 2^-7" in report.reason
 
 
+@pytest.mark.parametrize("limit", [None, 0.0])
+def test_reciprocals_of_the_softmax_may_be_inexact(limit, monkeypatch):
+    """An 8-bit estimate and one step of Newton's: most where the sum is 1, as where a token sees one key."""
+    if limit is not None:
+        monkeypatch.setattr(noise, "_OF_SUM", limit)
+    factor = 1 - 4e-6 * np.append(1, np.random.default_rng(0).random(len(IDS) - 1) ** 8)[:, None].astype(np.float32)
+    report = report_of(lambda name, n, x: x * factor if name == "kqv_out" else x)
+    assert (report.verdict == Verdict.NARROW) == (limit is None), report.reason
+
+
 @pytest.mark.parametrize("name", ["ffn_inp", "l_out"])
 def test_a_factor_of_one_term_of_a_sum_is_no_noise(name):
     """1 % of a branch is smaller than the noise of 8 bits."""

@@ -510,3 +510,21 @@ def test_matrices_in_tiles_are_told(how, of, shape, order):
     place = np.arange(matrix.size).reshape(shape).transpose(order).ravel()
     other = matrix.ravel()[np.argsort(place) if how.startswith("read") else place].reshape(matrix.shape)
     assert judged("llama", "ffn_up", P["ffn_up"] + P["ffn_norm"] @ (other - matrix).T) == f"the matrix is {how.format(of)}"
+
+
+@given(st.sampled_from(["row", "element"]), st.integers(1, 3))
+def test_cells_in_another_layout_are_told(unit, by):
+    """Each query head reads keys and values from another row, or heads are padded in memory; behind the end are zeros."""
+    width, groups = C.head_dim, C.kv_heads
+    begin = np.arange(C.heads) * width if unit == "row" else np.arange(C.heads) // 2 * (width + by)
+    stride = groups * width if unit == "row" else groups * (width + by)
+    at = (begin + stride * QUERY)[..., None] + np.arange(width)  # [T, H, K]
+    k, v = (np.append(heads(name), np.zeros(at.max()))[at] for name in ("Kcur_rope", "Vcur"))
+    scores = np.einsum("thk,shk->hts", heads("Qcur_rope"), k) / np.sqrt(width)
+    wrong = np.einsum("hts,shk->thk", softmax(scores), v).reshape(T, -1)
+    padded = f"rows of heads 0 to 1 are read from element 0, {24 + by} on instead of 0, 24"
+    said = {
+        "row": "rows of query heads 1 to 3 are read from row 1, 2, 3 on instead of 0, 1, 1",
+        "element": f"{padded} by a stride of {48 + 2 * by} elements a position instead of 48",
+    }
+    assert read("llama", "kqv_out", wrong) == f"keys and values: {said[unit]}"

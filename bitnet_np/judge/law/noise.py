@@ -28,6 +28,7 @@ UNEVEN = 4.0
 """Times that levels of one format differ between operations, rows and columns, whose blocks and largest numbers are not alike."""
 UNEVEN_ATTENTION = 2.5
 """The same of the rows of attention, which are 2.3 times as noisy as all at most: a token too many weighs most where few are seen."""
+_OF_SUM = 2.0**-16  # the largest level of attention whose softmax's sum alone is inexact, most where one key is seen
 COARSEST = 2.0**-2
 """The largest level of any format: NVFP4 of both operands has 2^-3, a misread type of weights 2^-0.05 and more."""
 COARSEST_UNNAMED = 2.0**-3
@@ -143,7 +144,7 @@ def _odd(kind: str, r: Array, level: float, error: Array, factor: float, size: f
     for what, squares, axis in (("position", square.mean(axis=1), 1), ("element", square.mean(axis=0), 0)):
         worst = int(squares.argmax())
         times = float(np.sqrt(squares[worst])) / level
-        most = UNEVEN_ATTENTION if (kind, what) == (ATTENTION, "position") else UNEVEN
+        most = UNEVEN_ATTENTION if (kind, what) == (ATTENTION, "position") and level > _OF_SUM else UNEVEN
         if times > most * (1 + _extreme(len(squares)) / np.sqrt(2 * square.shape[axis])):
             return f"{what} {worst} is off by {times:.3g} times as much as the whole tensor"
     if (times := float(np.sqrt(square.max())) / level) > UNEVEN * (1 + _extreme(square.size)):

@@ -10,7 +10,7 @@ from ...base.errors import listed
 from ..evidence import LITTLE, NEAR, SAME, SAME_LOGARITHMS, SMOOTH, SPARE, explains, nearest_number, rough
 from ..law.definition import score_scale
 from ..law.expression import Array
-from ..words import FEW, Indices, instead, least_to_largest, places_of, plain, runs
+from ..words import FEW, instead, least_to_largest, places_of, plain, runs
 from .known import known_factors
 from .structure import Numbers, loose_structure, pointwise, structure
 from .wrong import ROWS, Wrong
@@ -20,7 +20,7 @@ Seen = NDArray[np.bool_]
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
 _APART, _GAP = 1e-3, 1e-5  # of the largest number: what is between the two is neither there nor not
 _CONDITION = 1e3  # of weights: behind worse ones roundings hide the values
-_WORK = 1 << 28  # multiply-adds of all heads that are tried
+WORK = 1 << 28  # multiply-adds of all heads that are tried
 _CLEAR = 6  # times what roundings make of a number
 _FEW_FOREIGN = 2  # values: later ones that are read are more, where there is no mask
 _PARALLEL = 0.1  # of a value: what is left of one that is read
@@ -86,7 +86,7 @@ def other_heads(wrong: Wrong) -> str | None:
     t, count, size = attended.values.shape
     right, value = np.arange(count), attended.wrong.value.reshape(attended.values.shape)
     off = np.flatnonzero(attended.wrong.places.reshape(attended.values.shape).any(axis=(0, 2)))
-    if count * count * t * t * size > _WORK or not off.size:
+    if count * count * t * t * size > WORK or not off.size:
         return None
     shared = attended.shared  # the first query head of each key-value head stands for it
     kinds = (
@@ -145,73 +145,6 @@ def wrong_values(wrong: Wrong) -> str | None:
         text = f"those of {runs('position', off)} are others"
     text = text or known_factors(numbers, wrong) or loose_structure(numbers)
     return text and f"values: {text}; weights are right"
-
-
-def moved_values(wrong: Wrong) -> str | None:
-    """The rows of values that are read in the place of others, if weights are right: one by one, as each token reads itself last.
-
-    What is left of a token's output without the values before it is its own value times its weight, which need not be known well: it is
-    taken for the nearest value of the sequence.
-    """
-    attended = attention(wrong)
-    (t, heads, size), shared = attended.values.shape, attended.shared
-    right, theirs = attended.values[:, ::shared], attended.theirs
-    every, held, source = right.reshape(-1, size), right.copy(), np.arange(t * heads // shared).reshape(t, -1)
-    if t < 2 or source.size * every.size > _WORK:
-        return None
-    for i in range(t):
-        rest = theirs[i] - np.einsum("hs,shk->hk", attended.weights[:, i, :i], np.repeat(held[:i], shared, axis=1))
-        for g in range(source.shape[1]):
-            group = slice(g * shared, (g + 1) * shared)
-            left = np.square(rest[group, None] - attended.weights[group, i, i, None, None] * every).sum(axis=(0, 2))
-            if left[source[i, g]] > SPARE * left.min() + SAME**2 * (theirs**2).mean():
-                source[i, g] = left.argmin()
-                held[i, g] = every[source[i, g]]
-    sums = attended._replace(values=np.repeat(held, shared, axis=1)).outputs(attended.weights)
-    count = np.count_nonzero(source.ravel() != np.arange(source.size))
-    if not count or not attended.wrong.accounts(sums):
-        return None
-    law = structure(Numbers(held, right, ("position", "head", "element"), wrong.noise)) if count > FEW else None
-    return f"values: {_strides(source) or law or _rows_in_words(source, 'values')}; weights are right"
-
-
-def moved_queries(wrong: Wrong) -> str | None:
-    """The rows of queries, of any head and position, that stand in the place of others, if keys and values are right."""
-    attended, c = attention(wrong), wrong.model.config
-    t, heads, size = attended.values.shape
-    is_off: Seen = np.any(attended.wrong.places.reshape(t, heads, -1), axis=2)
-    source = np.arange(t * heads).reshape(t, heads)
-    if heads * t**3 * heads * size > _WORK:
-        return None
-    every, computed = attended.queries.reshape(-1, attended.queries.shape[2]), attended.wrong.value.copy()
-    for h in np.flatnonzero(is_off.any(axis=0)):
-        scores = spec.soft_cap(every @ attended.keys[:, h].T * score_scale(c), c.score_cap)
-        for i in np.flatnonzero(is_off[:, h]):
-            made = spec.softmax(np.where(attended.visible[i], scores, -np.inf)) @ attended.values[:, h]
-            source[i, h] = np.square(made - attended.theirs[i, h]).sum(axis=1).argmin()
-            computed[i, h * size : (h + 1) * size] = made[source[i, h]]
-    return (
-        f"queries: {_strides(source) or _rows_in_words(source, 'queries')}; keys and values are right"
-        if attended.wrong.accounts(computed)
-        else None
-    )
-
-
-def _strides(source: Indices) -> str | None:
-    """The stride by which rows of heads [T, H] are read, if they are read by one."""
-    heads = source.shape[1]
-    off = np.flatnonzero((source != np.arange(source.size).reshape(source.shape)).any(axis=0))
-    steps = np.unique(np.diff(source[:, off], axis=0))
-    if steps.size > 1 or (source[0] != np.arange(heads)).any():
-        return None
-    return f"rows of {runs('head', off)} are read by a stride of {steps[0]} a position instead of {heads}"
-
-
-def _rows_in_words(source: Indices, what: str) -> str:
-    """Which rows of heads [T, H] are read, by the first of them."""
-    off = np.flatnonzero(source.ravel() != np.arange(source.size))
-    (i, h), (position, head) = (divmod(int(row), source.shape[1]) for row in (off[0], source.flat[off[0]]))
-    return f"{off.size} rows are others: head {h} of position {i} has the {what} of head {head} of position {position}"
 
 
 def foreign_values(wrong: Wrong) -> str | None:

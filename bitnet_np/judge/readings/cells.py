@@ -16,7 +16,7 @@ from ..evidence import NEAR, SAME, SAME_LOGARITHMS, WHOLE, rough
 from ..law.definition import score_scale
 from ..law.expression import Array, value_of
 from ..law.graph import attended as attended_tensor
-from ..words import FEW, Indices, places_of, plain, runs, runs_and_verb
+from ..words import FEW, Indices, moves_in_words, places_of, plain, runs, runs_and_verb
 from .attention import Attention, Seen, attention
 from .wrong import Wrong
 
@@ -50,6 +50,10 @@ def cells(wrong: Wrong) -> str | None:
     if not attended.wrong.accounts(attended.outputs((by / np.maximum(by.sum(axis=-1, keepdims=True), 1e-300))[:, :, :t])):
         return None
     texts, empties, counts, known = [], counts[:, t], counts[:, :t], known[:, :t]
+    is_zero = (empties > 0) & ~counts.any(axis=1)
+    if is_zero.any():
+        texts.append(f"outputs of {runs('position', np.flatnonzero(is_zero))} are 0: no key is seen")
+    empties = np.where(is_zero, 0, empties)
     if empties.all() and np.ptp(empties) == 0:
         texts.append(f"{empties[0]} is added to the softmax's sum of exponentials, as by empty slots whose keys and values are 0")
     elif empties.any():
@@ -129,34 +133,30 @@ def _by_cell(counts: Counts, visible: Seen) -> str:
         of = ((runs("position", some), some.size, np.flatnonzero(counts[some[0]])) for some in np.split(off, ends))
         return "; ".join(f"{who} read{'s' * (n == 1)} {runs('cell', read) if read.size else 'nothing'} alone" for who, n, read in of)
     texts = list(_cells_in_words(counts - visible, visible))
+    if len(texts) > FEW and (text := _first_seen(counts, visible, np.arange(off[0], off[-1] + 1))):
+        return text
     return "; ".join(texts[:FEW]) + (f"; and {len(texts) - FEW} more" if len(texts) > FEW else "")
+
+
+def _first_seen(counts: Counts, visible: Seen, tokens: Indices) -> str | None:
+    """How much too late begins what tokens see, if they see all keys from there to themselves, and it repeats; or the first of them."""
+    first, right = (x[tokens].argmax(axis=1) for x in (counts > 0, visible))
+    seen = visible[tokens] & (np.arange(len(counts)) >= first[:, None])
+    if not np.array_equal(seen, counts[tokens]):
+        return None
+    late = (first - right).tolist()
+    for period in range(1, len(late) // 2 + 1):
+        if late[period:] == late[:-period]:
+            fewer = f"{', '.join(map(str, late[:period]))} keys fewer{' in turn' * (period > 1)}"
+            return f"{runs('position', tokens)} see {fewer} than they should: the first ones are left out, as by a window's mask"
+    return None
 
 
 def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
     """What is wrong with cells, and for which tokens. off: how much too often each token reads each cell, [T, T]."""
     lost, extra = off < 0, off > 0
-    held: list[tuple[list[int], list[int], list[str]]] = []  # runs of cells, the positions that they hold, and who reads them
-    for s in np.flatnonzero(lost.any(axis=0)):
-        instead = [r for r in range(len(off)) if r != s and np.array_equal(extra[:, r], lost[:, s])]
-        if instead and lost[:, s].any():
-            by = runs("position", np.flatnonzero(lost[:, s]))
-            lost[:, s] = extra[:, instead[0]] = False
-            if not held or held[-1][0][-1] != s - 1 or held[-1][1][-1] != instead[0] - 1:
-                held.append(([], [], []))
-            held[-1][0].append(int(s))
-            held[-1][1].append(instead[0])
-            held[-1][2].append(by)
-    for cells, positions, by_whom in held:
-        one = len(cells) == 1
-        of, what = (runs("position", np.array(numbers)) for numbers in (cells, positions))
-        where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
-        why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
-        yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
-    later = np.tril(visible, -1)
-    alone = np.flatnonzero((lost == later).all(axis=0) & later.any(axis=0))
-    if alone.size > 1 and np.ptp(alone) < alone.size:
-        yield f"{runs('position', alone)} are read by themselves alone, by no later ones: they were written over, or never kept"
-        lost[:, alone] = False
+    yield from _held_in_words(lost, extra)
+    yield from _lost_in_words(lost, visible)
     ahead = extra & ~visible & (np.arange(len(off)) > np.arange(len(off))[:, None])
     shown = np.flatnonzero((ahead == np.triu(~visible, 1)).all(axis=0) & ahead.any(axis=0))
     if len(np.unique(ahead.T[ahead.any(axis=0)], axis=0)) > FEW:
@@ -177,6 +177,51 @@ def _cells_in_words(off: Counts, visible: Seen) -> Iterator[str]:
                 continue  # it was said already
             times, them = int(off[np.ix_(readers, which)].max()) + 1, "them" if which.size > 1 else "it"
             yield f"{runs_and_verb('position', which, 'is')} {rule.format(runs('position', readers), times=times, them=them)}"
+
+
+def _held_in_words(lost: Seen, extra: Seen) -> Iterator[str]:
+    """The cells in whose place another one is read once more, and what they hold; takes them out of both."""
+    held: list[tuple[list[int], list[int], list[str]]] = []  # runs of cells, the positions that they hold, and who reads them
+    for s in np.flatnonzero(lost.any(axis=0)):
+        instead = [r for r in range(len(lost)) if r != s and np.array_equal(extra[:, r], lost[:, s])]
+        if instead:
+            by = runs("position", np.flatnonzero(lost[:, s]))
+            lost[:, s] = extra[:, instead[0]] = False
+            if not held or held[-1][0][-1] != s - 1 or held[-1][1][-1] != instead[0] - 1:
+                held.append(([], [], []))
+            held[-1][0].append(int(s))
+            held[-1][1].append(instead[0])
+            held[-1][2].append(by)
+    if len(held) > FEW:
+        source = np.arange(len(lost))
+        for cells, positions, _ in held:
+            source[cells] = positions
+        yield f"cells were written over, or their page is another's: {moves_in_words(source, 'position', 'the keys and values')}"
+        return
+    for cells, positions, by_whom in held:
+        one = len(cells) == 1
+        of, what = (runs("position", np.array(numbers)) for numbers in (cells, positions))
+        where = f" where {by_whom[0]} read {'it' if one else 'them'}" if len(set(by_whom)) == 1 else ""
+        why = "it was written over, or its page is another's" if one else "they were written over, or their page is another's"
+        yield f"the cell{'' if one else 's'} of {of} hold{'s' if one else ''} {what}{where}: {why}"
+
+
+def _lost_in_words(lost: Seen, visible: Seen) -> Iterator[str]:
+    """The cells that no token reads, or none but themselves, or none from some token on; takes them out of what is lost."""
+    t = len(lost)
+    since = np.where(lost.any(axis=0), lost.argmax(axis=0), t)  # the first that misses a cell
+    is_whole = (lost == (visible & (np.arange(t)[:, None] >= since))).all(axis=0) & (since < t)
+    behind = since - np.arange(t)
+    kinds = [(behind == 0, "are read by no token: the mask, or slots of the cache that are lost")]
+    kinds += [(behind == 1, "are read by themselves alone, by no later ones: they were written over, or never kept")]
+    kinds += [
+        (since == n, f"are read by no token from position {n} on: they were lost, or written over") for n in np.unique(since[is_whole])
+    ]
+    for of_kind, rule in kinds:
+        cells = np.flatnonzero(is_whole & of_kind & lost.any(axis=0))
+        if cells.size > 1 and (lost[:, cells] != lost[:, cells[:1]]).any():  # or one reader's words say it
+            yield f"{runs('position', cells)} {rule}"
+            lost[:, cells] = False
 
 
 def other_contents(wrong: Wrong) -> str | None:

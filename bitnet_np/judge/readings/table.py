@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...traces.points import FIELDS, POOLED, SLOTS, TOP_EXPERTS
 from ..hypothesis import Hypothesis
-from . import attention, cells, elements, others, rotations, steps, sums
+from . import attention, cells, elements, moved_rows, others, rotations, steps, sums
 from .wrong import TimeIsOver, Wrong
 
 
@@ -47,8 +47,8 @@ READINGS = (
     Reading("added", (), others.added_rows),
     Reading("running", (), elements.running_sums),
     Reading("contents", ("kqv_out",), cells.other_contents),
-    Reading("moved_values", ("kqv_out",), attention.moved_values),
-    Reading("moved_queries", ("kqv_out",), attention.moved_queries),
+    Reading("moved_cells", ("kqv_out",), moved_rows.moved_cells),
+    Reading("moved_queries", ("kqv_out",), moved_rows.moved_queries),
     Reading("parts", ("kqv_out",), cells.joined_parts),
     Reading("weights", ("kqv_out",), attention.wrong_weights),
     Reading("held", ("kqv_out",), cells.held_cells),
