@@ -4,6 +4,8 @@ Norms, gates and attention's outputs are written so where the next product takes
 format has is seen in the tensor, which has each of them many times. Numbers of blocks that share an exponent are multiples of a power of 2.
 """
 
+from functools import partial
+
 import numpy as np
 
 from .expected import TINY, Array
@@ -29,8 +31,8 @@ def stored_as(value: Array, slack: Array, theirs: Array) -> str:
         return f"numbers are stored in 8 bits or fewer: each is the nearest of {count}"
     is_short = not (np.ldexp(np.frexp(theirs.ravel()[:_SCREENED])[0], _DIGITS) % 1).any()
     for size in (n for n in _BLOCKS if is_short and theirs.shape[1] % n == 0):
-        blocks = [x.reshape(-1, size) for x in (value, slack, theirs)]
-        if digits := next((n for n in range(_DIGITS, 1, -1) if _is_of_blocks(*blocks, n)), 0):
+        of_blocks = partial(_is_of_blocks, value.reshape(-1, size), slack.reshape(-1, size), theirs.reshape(-1, size))
+        if digits := next(filter(of_blocks, range(_DIGITS, 1, -1)), 0):
             return f"numbers are stored in blocks of {size} that share an exponent, with {digits} bits and a sign"
     return ""
 

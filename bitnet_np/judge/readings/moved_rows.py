@@ -8,7 +8,7 @@ from ..evidence import SAME, SPARE
 from ..law.definition import score_scale
 from ..law.expression import Array
 from ..words import FEW, Indices, runs
-from .attention import WORK, Attention, Seen, attention
+from .attention import WORK, Attention, attention
 from .structure import Numbers, structure
 from .wrong import Wrong
 
@@ -21,7 +21,7 @@ def moved_cells(wrong: Wrong) -> str | None:
     """
     attended = attention(wrong)
     (t, heads, size), shared = attended.values.shape, attended.shared
-    is_off: Seen = attended.wrong.places.reshape(t, heads, -1).any(axis=(0, 2))
+    is_off = attended.wrong.places.reshape(t, heads, -1).any(axis=(0, 2))
     rows, right = t * heads // shared, attended.wrong.value.reshape(t, heads, size)
     for noun, step in (("values", size), ("keys and values", size), ("keys and values", 1)):
         per = size // step  # windows begin at each so many-th of a row
@@ -82,7 +82,7 @@ def moved_queries(wrong: Wrong) -> str | None:
     """The rows of queries, of any head and position, that stand in the place of others, if keys and values are right."""
     attended, c = attention(wrong), wrong.model.config
     t, heads, size = attended.values.shape
-    is_off: Seen = np.any(attended.wrong.places.reshape(t, heads, -1), axis=2)
+    is_off = np.asarray(attended.wrong.places.reshape(t, heads, -1).any(axis=2))
     own = np.arange(t * heads).reshape(t, heads)
     source = own.copy()
     if heads * t**3 * heads * size > WORK:
