@@ -31,6 +31,9 @@ def _other_codes(form: Format) -> Formats:
         yield "codes are read as unsigned bytes: their sign is lost", _with_codes(form, signed=False)
     if form.codes[0].table:
         yield "codes are taken for integers, 8 less than they are, and not looked up", _with_codes(form, table=(), bias=8)
+    elif form.codes[0].four_bits:
+        signed = (*range(8), *range(-8, 0))
+        yield "codes are read with a sign, in two's complement", _with_codes(form, table=signed, bias=0)
     if len(form.codes[0].parts) > 1:
         low = tuple(replace(codes, parts=codes.parts[:-1]) for codes in form.codes)
         yield "upper bits of codes are lost", replace(form, codes=low)

@@ -478,6 +478,9 @@ def starts(place: Operation, tree: Node) -> Edits:
             for words, start in functions.starts(what, _OFFSETS):
                 read = partial(functions.read_from, start=start, size=size)
                 yield f"{names}: {words}", with_nodes(tree, {leaf: changed(leaf, read) for leaf in some})
+        for n in (n for n in _OFFSETS if what == "head" and n > 0):
+            padded = {leaf: changed(leaf, partial(functions.read_padded, size=size, more=n)) for leaf in some}
+            yield f"{names}: heads are read as if {n} numbers lay behind each, and zeros behind the row", with_nodes(tree, padded)
 
 
 _OFFSETS = (1, -1, 2, -2, 4, -4, 8, -8, 16, 32)

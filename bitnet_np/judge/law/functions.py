@@ -169,6 +169,12 @@ def read_from(x: Array, start: Start, size: int | None = None) -> Array:
     return x.ravel()[places_from(start, x.size // size, size).clip(0, x.size - 1)].reshape(x.shape)
 
 
+def read_padded(x: Array, size: int, more: int) -> Array:
+    """x [T, width] with the heads of each row read as if so many numbers lay behind each; 0 behind the row."""
+    at = (np.arange(x.shape[1] // size)[:, None] * (size + more) + np.arange(size)).ravel()
+    return np.pad(x, ((0, 0), (0, int(at[-1]) + 1 - x.shape[1])))[:, at]
+
+
 # --- steps --------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,8 @@ def never_written(wrong: Wrong) -> str | None:
         for key, x in zip(wrong.operation.inputs, wrong.inputs, strict=True):
             if x.shape == wrong.theirs.shape and (border := beyond(x, wrong.places, others)) is not None:
                 return f"numbers are 0 where {key.name} is {border}"
-        return f"all wrong numbers are 0, at {runs('position', rows)}: never written"
+        at = f", {wrong.in_units(columns)}" * (2 * columns.size <= wrong.places.shape[1])
+        return f"all wrong numbers are 0, at {runs('position', rows)}{at}: never written"
     of = "each position" if rows.size == len(wrong.places) else runs("position", rows)
     return f"{wrong.in_units(columns)} of {of} {'are' if columns.size > 1 else 'is'} 0: never written"
 
