@@ -18,6 +18,7 @@ from bitnet_np.judge.measures import judge
 from bitnet_np.model.records import Yarn
 from bitnet_np.testing.models import random_model
 from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.llama_base import divergence, save_base
 from bitnet_np.traces.points import Trace
 from bitnet_np.traces.record import Recorder
 
@@ -71,6 +72,9 @@ CALLS = {
     "tokens": lambda v: bn.check(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),
     "other trace": lambda v: compare_traces(TRACE, v),
     "other model": lambda v: compare_models(MODEL, v, [[1]]),
+    "base": lambda v: divergence(MODEL, 1.5 if isinstance(v, str) else v),
+    "base's chunk": lambda v: save_base(MODEL, [1] * 8, "none.kld", context=[] if v is None else v),
+    "base's first token": lambda v: save_base(MODEL, [1] * 8, "none.kld", bos=[] if v is None else v),
     "model written": lambda v: write_model("none.gguf", v, {}),
 }
 

@@ -3,8 +3,6 @@
 import argparse
 import math
 
-import numpy as np
-
 from ..base.errors import OptionError
 from ..base.tables import printable, table
 from ..judge.compare_models import ModelDifference, compare_models
@@ -16,11 +14,10 @@ from . import progress
 from .arguments import dialect_of
 from .inputs import opened
 from .inspect import short
+from .nll import kl_facts
 from .printing import answer, fitted, width
 
 COSTLIEST = 10  # tensors, and matrices, that are listed
-PERCENTILES = (1, 10, 50, 90, 99, 99.9)
-"""Of the KL divergences of tokens, as llama-perplexity prints them."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,13 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _facts(difference: ModelDifference) -> dict[str, object]:
     """The numbers, for JSON: null for an error that is infinite."""
-    kl = difference.kl
     numbers = [(t.key, [x if math.isfinite(x) else None for x in (t.error, t.growth)]) for t in difference.tensors]
     tensors = [{"tensor": key.name, "layer": key.layer, "error": error, "growth": growth} for key, (error, growth) in numbers]
     settings = {name: [short(value) for value in both] for name, both in difference.settings.items()}
     return {
-        "tokens": len(kl),
-        "kl": {"mean": float(kl.mean()), "max": float(kl.max()), "percentiles": np.percentile(kl, PERCENTILES).tolist()},
+        "tokens": len(difference.kl),
+        "kl": kl_facts(difference.kl),
         "same_top": float(difference.same_top.mean()),
         "settings": settings,
         "tensors": tensors,

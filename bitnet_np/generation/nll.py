@@ -49,7 +49,7 @@ def token_nll(
     values = []
     for begin, end, known in windows:
         part = ids[begin:end]
-        for positions, logits in _logits_from(runtime, part[:-1], known - begin, chunk):
+        for positions, logits in logits_from(runtime, part[:-1], known - begin, chunk):
             values.append(nll_of(logits, part[positions + 1]))
             progress(begin + int(positions[-1]) + 1, len(ids) - 1)
     return np.concatenate(values)
@@ -79,8 +79,8 @@ def check_windows(config: Config, tokens: ArrayLike, stride: int | None = None) 
     return ids, windows
 
 
-def _logits_from(
-    runtime: Runtime, ids: NDArray[np.int64], first: int, chunk: int
+def logits_from(
+    runtime: Runtime, ids: NDArray[np.int64], first: int, chunk: int = CHUNK
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Yields positions [R] of a sequence [T], from `first` on, and their logits [R, V], `chunk` at a time. Arguments are checked."""
     cache, slot = new_cache(runtime.model.config, 1, len(ids), runtime.ops), np.zeros(1, np.int64)

@@ -19,6 +19,7 @@ from bitnet_np.judge.law.precision import PROFILES
 from bitnet_np.judge.options import USUAL_BUDGET
 from bitnet_np.model import packing
 from bitnet_np.traces.formats import FORMATS
+from bitnet_np.traces.llama_base import CONTEXT
 from bitnet_np.vectors.choose import SIZES
 
 IMPORTED = """
@@ -83,6 +84,7 @@ def test_defaults_and_names_in_help_are_the_librarys():
     assert (budget, threshold) == (USUAL_BUDGET, PARALLEL_THRESHOLD)
     assert {action.default for _, action in options("--i2s-layout")} == {packing.I2S_DEFAULT}
     for name, said in {
+        "--ctx-size": f"default {CONTEXT}",
         "--override": ", ".join(OVERRIDABLE),
         "-n": f", {embedded.DEMO_TOKENS} with the demo model",
     }.items():

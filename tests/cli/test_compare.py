@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, with_commas
 
-from bitnet_np.cli.compare_models import PERCENTILES
+from bitnet_np.cli.nll import kl_facts
 from bitnet_np.files.digest import digest_of
 from bitnet_np.files.load import load
 from bitnet_np.judge.compare_models import compare_models
@@ -144,8 +144,7 @@ def test_two_models_are_compared_layer_by_layer(run, model, rounded):
     found = compare_models(model, load(rounded), [TOKENS])
     result = run("compare", TINY, rounded, "--models", "--tokens", with_commas(TOKENS), "--json")
     assert (result["ours"], result["theirs"], result["dialect"], result["tokens"]) == (TINY, str(rounded), "exact", 17)
-    percentiles = np.percentile(found.kl, PERCENTILES).tolist()
-    assert result["kl"] == {"mean": found.kl.mean(), "max": found.kl.max(), "percentiles": percentiles}
+    assert result["kl"] == kl_facts(found.kl)
     assert (result["same_top"], result["settings"]) == (found.same_top.mean(), {})
     assert result["matrices"] == matrix_errors(model, load(rounded))
     assert 0 < max(result["matrices"].values()) < 1e-3

@@ -16,7 +16,7 @@ COMMANDS = {
     "check.html": ["check", TINY, *IDS, "--theirs", "dump.npz", "--html"],
     "receipt.json": ["compare", "dump.npz", "dump.npz", "--receipt"],
     "nll.npy": ["nll", TINY, *IDS, "--out"],
-    "base.kld": ["trace", TINY, *IDS, "--names", "result_output", "--out"],
+    "base.kld": ["nll", TINY, *IDS, "--save-all-logits"],
     "grad.npz": ["grad", TINY, *IDS, "--out"],
     "converted.gguf": ["convert", TINY, "--force"],
 }

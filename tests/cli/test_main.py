@@ -133,6 +133,14 @@ OF_COMPARE = {
     "--tokens 1": "--tokens is for models, expected it with --models",
     "--as llama.cpp": "--as is for models, expected it with --models",
 }
+OF_NLL = {
+    "--tokens 1,2,3 --save-all-logits x.kld --stride 2": "--save-all-logits and --stride exclude each other",
+    f"--kl-divergence-base {TINY} --save-all-logits x.kld": "--kl-divergence-base and --save-all-logits exclude each other",
+    "--tokens 1,2,3 --ctx-size 3": "--ctx-size is 3, expected it with --save-all-logits alone",
+    f"--kl-divergence-base {TINY}": "starts with b'GGUF",
+    "--tokens 1,2,3 --save-all-logits no/x.kld": "--save-all-logits is no/x.kld, expected a file in a folder",
+    f"--tokens 1,2,3 --save-all-logits {TINY}": "--save-all-logits is ",
+}
 LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
 
 
@@ -168,6 +176,7 @@ LAYERS = ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999", "٣"]
         (["check", "--tokens", ""], "check lacks MODEL and --theirs, --engine or --endpoint; without"),
         (["check", TINY], "check lacks token ids (--tokens, --tokens-file or --text) and --theirs, --engine or --endpoint; without"),
         *((["compare", TINY, TINY, *words.split()], said) for words, said in OF_COMPARE.items()),
+        *((["nll", TINY, *words.split()], said) for words, said in OF_NLL.items()),
         *((["trace", TINY, "--tokens", "1", f"--layers={layers}", "--out", "no.npz"], "--layers") for layers in LAYERS),
     ],
 )

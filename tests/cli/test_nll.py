@@ -4,10 +4,12 @@ import hashlib
 
 import numpy as np
 import pytest
-from command_line import TINY, TOKENS, save_array
+from command_line import TINY, TOKENS, save_array, with_commas
 
 from bitnet_np import BITNET_CPP
+from bitnet_np.cli.nll import PERCENTILES
 from bitnet_np.generation.nll import token_nll
+from bitnet_np.traces.llama_base import divergence
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,16 @@ def test_nll_is_the_librarys_in_json_and_in_a_file(run, model, tmp_path, ids, op
         "perplexity_error": pytest.approx(np.exp(values.mean()) * values.std(ddof=1) / np.sqrt(len(values)), rel=1e-12),
         "sha256": hashlib.sha256(values.astype("<f8").tobytes()).hexdigest(),
     }
+
+
+def test_a_model_is_compared_with_anothers_predictions(run, model, tokenizer, tmp_path):
+    """With a BOS in front of each chunk. docs/commands.md has the numbers as they are printed."""
+    base, out = tmp_path / "base.kld", tmp_path / "nll.npy"
+    run("nll", TINY, "--tokens", with_commas(TOKENS), "--save-all-logits", base, "--ctx-size", 8)
+    found = divergence(model, base, bos=tokenizer.bos)
+    result = run("nll", TINY, "--kl-divergence-base", base, "--out", out, "--json")
+    np.testing.assert_array_equal(np.load(out), found.nll)
+    assert (result["predicted"], result["mean_nll"], result["base"]["mean_nll"]) == (6, found.nll.mean(), found.base_nll.mean())
+    percentiles = np.percentile(found.kl, PERCENTILES).tolist()
+    assert result["kl"] == {"mean": found.kl.mean(), "max": found.kl.max(), "percentiles": percentiles}
+    assert result["same_top"] == found.same_top.mean()
