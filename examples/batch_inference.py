@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     for done in generate_batch(model, requests, slots=2, ops=metrics.ops()):
         alone = generate(model, done.request.prompt, 6, sampling=warm, numbers=done.request.numbers())
         assert alone == [*done.request.prompt, *done.tokens], "a sequence depends on its company"
-        print(f"{done.request.prompt} goes on {done.tokens}, first token after {1e3 * (done.first or 0):.1f} ms")
+        print(f"{done.request.prompt} goes on {done.tokens}")
     print(f"{metrics.forwards} forward passes for {sum(request.n for request in requests)} tokens")
 
     cache = KVCache(model.config, batch=3, capacity=16)  # slots by hand: a prefix that two sequences share

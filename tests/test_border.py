@@ -9,6 +9,7 @@ from wrong_arguments import NO_INTEGERS
 import bitnet_np as bn
 from bitnet_np.base.errors import CapacityError, Error, OptionError, ShapeError, TokenRangeError
 from bitnet_np.engine import masks
+from bitnet_np.engine.network import Runtime
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.generation.nll import token_nll
 from bitnet_np.judge.compare_models import compare_models
@@ -64,8 +65,8 @@ CALLS = {
     "pattern": lambda v: masks.mask(1, 2, v),
     "sequences": lambda v: bn.pad(v if np.ndim(v) == 0 and not isinstance(v, dict) else [v[0] if isinstance(v, list) else 1.5]),
     "prompt": lambda v: bn.generate(MODEL, [1.5] if isinstance(v, list | np.ndarray) else v, 1),
-    "layers": lambda v: Recorder(print, MODEL.config, layers=[v]),
-    "names": lambda v: Recorder(print, MODEL.config, names=[v] if v is None or isinstance(v, dict | list | np.ndarray) else v),
+    "layers": lambda v: Recorder(print, Runtime(MODEL), layers=[v]),
+    "names": lambda v: Recorder(print, Runtime(MODEL), names=[v] if v is None or isinstance(v, dict | list | np.ndarray) else v),
     "shape": lambda v: read_any(__file__, "raw", v),
     "lengths of a shape": lambda v: read_any(__file__, "raw", (v,)),
     "tokens": lambda v: bn.check(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),

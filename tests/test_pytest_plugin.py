@@ -88,7 +88,7 @@ def test_a_failure_shows_the_operation_and_the_cause_and_no_arrays(run):
         from bitnet_np.engine.forward_pass import run_whole
         from bitnet_np.engine.tokens import check_tokens
         model = oracle.model(MODEL)
-        run_whole(Runtime(model, edit=edit).checked(), check_tokens(model.config, [TOKENS]), record)
+        run_whole(Runtime(model, record=record, edit=edit).checked(), check_tokens(model.config, [TOKENS]))
         oracle.assert_engine(model, TOKENS, {k: v for k, v in points.items() if not k.partition("-")[0].endswith(("_codes", "_scale"))})
     """)
     result.assert_outcomes(failed=1)

@@ -15,7 +15,7 @@ from ..generation.generate import stream
 from ..generation.sampling import Sampling
 from ..text.tokenizer import Tokenizer
 from ..traces.token_files import parse_numbers
-from . import generate_many, progress
+from . import progress
 from .arguments import dialect_of
 from .compiling import working_time
 from .inputs import Inputs, opened, token_ids
@@ -35,6 +35,13 @@ def _prompt(inputs: Inputs, tokenizer: Tokenizer | None) -> NDArray:
     if ids.ndim != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
     return ids
+
+
+def _stops(arguments: argparse.Namespace, tokenizer: Tokenizer | None) -> Collection[int]:
+    """The tokens that end a text: those of --stop, or the model's own where there is text."""
+    if arguments.stop is not None:
+        return parse_numbers("--stop", arguments.stop, int)
+    return tokenizer.stops if tokenizer else ()
 
 
 def _stream(inputs: Inputs, ids: NDArray, most: int, stops: Collection[int]) -> Iterator[int]:
@@ -61,15 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         most = embedded.DEMO_TOKENS if arguments.model is None else MOST
         path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
-        if arguments.prompts_file is not None:
-            arguments.n = most if arguments.n is None else arguments.n
-            return generate_many.run_prompts(arguments, path)
-        if arguments.batch is not None:
-            raise OptionError("--batch needs --prompts-file")
         inputs = opened(arguments, path)
         tokenizer = inputs.tokenizer() if arguments.text is not None else None
         ids = _prompt(inputs, tokenizer)
-        tokens = _stream(inputs, ids, most, generate_many.stops_of(arguments, tokenizer))
+        tokens = _stream(inputs, ids, most, _stops(arguments, tokenizer))
         return _print(arguments.json, ids, tokens, tokenizer)
 
 

@@ -7,15 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import OptionError
-from ..files.digest import digest_of
 from ..generation.nll import token_nll
-from ..sweep.cluster import cluster_nll
-from ..sweep.tasks import ModelFile
 from ..testing.selftest import digest
 from ..traces.llama_base import Divergence, divergence, save_base
 from . import progress
 from .arguments import check_out, dialect_of, save_npy
-from .cluster import connected
 from .inputs import Inputs, opened
 from .printing import answer
 
@@ -30,18 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = opened(arguments)
     ids = inputs.token_ids() if arguments.kl_divergence_base is None else None
     model, path = inputs.model(), arguments.kl_divergence_base or arguments.save_all_logits
-    how: dict[str, Any] = {"dialect": dialect_of(arguments), "progress": progress.bar("reading")}
-    chunked = how | {"ops": arguments.ops, "bos": _bos(inputs)} if path is not None else {}
+    how: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "progress": progress.bar("reading")}
     compared = None
     if ids is None:
-        compared = divergence(model, path, **chunked)
+        compared = divergence(model, path, bos=_bos(inputs), **how)
         values = compared.nll
     elif path is not None:
-        values = save_base(model, ids, path, context=arguments.ctx_size, **chunked)
-    elif arguments.scheduler is None and arguments.workers is None:
-        values = token_nll(model, ids, stride=arguments.stride, ops=arguments.ops, **how)
+        values = save_base(model, ids, path, context=arguments.ctx_size, bos=_bos(inputs), **how)
     else:
-        values = _on_cluster(inputs, ids, how | {"stride": arguments.stride, "config": model.config})
+        values = token_nll(model, ids, stride=arguments.stride, **how)
     if arguments.out is not None:
         save_npy(arguments.out, values)
     facts = _facts(values) | ({} if ids is None else {"tokens": len(ids)}) | (_compared(compared) if compared else {})
@@ -60,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_chunked(arguments: argparse.Namespace) -> None:
     """Raises OptionError for options that do not go with the chunks of llama.cpp's file, or need it."""
-    chunked = [name for name in ("--kl-divergence-base", "--save-all-logits") if getattr(arguments, name[2:].replace("-", "_")) is not None]
-    given = [name for name in ("--stride", "--scheduler", "--workers") if getattr(arguments, name[2:]) is not None]
-    if chunked and len(chunked + given) > 1:
-        raise OptionError(f"{' and '.join([*chunked, *given])} exclude each other")
+    ways = ("--kl-divergence-base", "--save-all-logits", "--stride")
+    given = [name for name in ways if getattr(arguments, name[2:].replace("-", "_")) is not None]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} exclude each other")
     if arguments.ctx_size is not None and arguments.save_all_logits is None:
         raise OptionError(f"--ctx-size is {arguments.ctx_size}, expected it with --save-all-logits alone")
 
@@ -101,14 +94,3 @@ def _compared(compared: Divergence) -> dict[str, Any]:
     """What is said of a comparison with a base."""
     kl = kl_facts(compared.kl)
     return {"predicted": len(compared.kl), "base": _facts(compared.base_nll), "kl": kl, "same_top": float(compared.same_top.mean())}
-
-
-def _on_cluster(inputs: Inputs, ids: NDArray, how: dict[str, Any]) -> NDArray[np.float64]:
-    """What `token_nll` gives, computed by the workers of a cluster."""
-    arguments = inputs.arguments
-    if arguments.device != "cpu" or arguments.metrics is not None:
-        raise OptionError("--device and --metrics are for this process, expected neither with --scheduler or --workers")
-    path = arguments.model.absolute()
-    model = ModelFile(str(path), digest_of(path), arguments.allow_nan, arguments.i2s_layout, tuple(sorted(inputs.overrides.items())))
-    with connected(arguments) as client:
-        return cluster_nll(client, model, ids=ids, **how)

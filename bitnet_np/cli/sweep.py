@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with connected(arguments) as client:
             bar = progress.bar("rows")
-            rows = sweep(plan, arguments.out, client, retry_failed=arguments.retry_failed, progress=bar, on_row=print_row)
+            rows = sweep(plan, arguments.out, client, progress=bar, on_row=print_row)
     except DifferentBitsError as error:
         print(f"bitnet-np: {printable(str(error))}", file=sys.stderr)
         return 1

@@ -21,13 +21,14 @@ batch specially. Arguments are checked once in each public function; the functio
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import NonFiniteError, ShapeError, UnsupportedError
-from ..base.validate import array_of, choice, flag, function, instance, integer, integers
+from ..base.validate import array_of, choice, flag, instance, integer, integers
 from ..kernels import cpu
 from ..kernels.float_state import steady
 from ..model.records import Config, Model, Pooling
@@ -105,7 +106,7 @@ def forward_full(
     runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
     checked = check_tokens(model.config, tokens, lengths)
     attention = _by_mask(runtime, mask, checked, strict)
-    return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+    return run_whole(runtime, checked, last_only=last_only, attention=attention)
 
 
 @steady
@@ -141,7 +142,7 @@ def forward_layer(
     tokens = Tokens.whole(np.zeros(shape[:2], np.int64))
 
     def run(rows: Rows, attend: Attend) -> Floats:
-        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+        out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend)
         return _layer_output(runtime, layer, out).reshape(shape)
 
     if cache is None:
@@ -178,7 +179,7 @@ def feed_forward(
     """
     runtime = _checked(model, dialect, ops, record, norm=norm)
     layer, shape, h = _layer_input(runtime, layer, hidden)
-    return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
+    return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm)).reshape(shape)
 
 
 def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
@@ -236,7 +237,7 @@ def forward(
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
     attention = _by_mask(runtime, mask, checked, strict, cache, chosen)
-    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, attention=attention)
+    return run_cached(runtime, checked, cache, chosen, last_only=last_only, attention=attention)
 
 
 @steady
@@ -288,24 +289,7 @@ def forward_incremental(
     runtime = _checked(model, dialect, ops, record, last_only=last_only)
     checked = check_tokens(model.config, tokens, lengths)
     chunk = integer("chunk", chunk, 1)
-    config, (batch, length) = model.config, checked.ids.shape
-    check_context(config, checked.lengths)
-    visible = None if mask is None else mask_checks.check(mask, length, length, batch=batch, strict=True)
-    cache = new_cache(config, batch, length, ops)
-    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
-    for piece in checked.blocks(chunk):
-        attention, at = None, slice(piece.begin, piece.end)
-        if visible is not None:
-            sequences = piece.active if len(visible) > 1 else slice(None)
-            rows, start = visible[sequences, :, at, : piece.end], np.full(len(piece.active), piece.begin)
-            attention = _masked(runtime, rows, piece.tokens, piece.active, start)
-        how: dict[str, Any] = {"last_only": last_only, "attention": attention}
-        out = run_cached(runtime, piece.tokens, cache, piece.active, record, **how)
-        if last_only:
-            logits[piece.active[piece.last]] = out[piece.last]
-        else:
-            logits[piece.active, at] = out
-    return logits
+    return run_chunks(runtime, checked, chunk, mask, last_only=last_only)
 
 
 @steady
@@ -332,14 +316,13 @@ def compute_logits(
     Raises what the path raises, and OptionError for another mode.
     """
     choice("mode", mode, get_args(Mode))
-    _checked(model, dialect, ops)
-    longest = check_tokens(model.config, tokens, lengths).ids.shape[1]
+    runtime = _checked(model, dialect, ops, record, last_only=last_only, strict=strict)
+    checked = check_tokens(model.config, tokens, lengths)
     threshold = integer("parallel_threshold", parallel_threshold, 0)
-    how: dict[str, Any] = {"last_only": last_only, "mask": mask}
-    how |= {"dialect": dialect, "ops": ops, "record": record}
-    if path_of(mode, longest, 0 if mask is not None else threshold) == "parallel":
-        return forward_full(model, tokens, lengths, strict=strict, **how)
-    return forward_incremental(model, tokens, lengths, chunk=chunk, **how)
+    if path_of(mode, checked.ids.shape[1], 0 if mask is not None else threshold) == "parallel":
+        attention = _by_mask(runtime, mask, checked, strict)
+        return run_whole(runtime, checked, last_only=last_only, attention=attention)
+    return run_chunks(runtime, checked, integer("chunk", chunk, 1), mask, last_only=last_only)
 
 
 # --- passes over checked tokens -----------------------------------------------------------------------------
@@ -348,7 +331,6 @@ def compute_logits(
 def run_whole(
     runtime: Runtime,
     tokens: Tokens,
-    record: Record = ignore,
     *,
     last_only: bool = False,
     attention: Attention | None = None,
@@ -356,9 +338,10 @@ def run_whole(
     """`forward_full` for checked tokens. attention: replaces the causal one;
     it gets a layer's keys and values as [B, T, G, K]."""
     rows, attend = whole_rows(runtime, tokens, attention)
-    if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
-        record = _with_pooled(record, runtime.model.config.pooling, rows)
-    return _logits(runtime, tokens, rows, attend, record, last_only)
+    if runtime.model.config.pooling != "none" and runtime.record is not ignore and not last_only:
+        record = _with_pooled(runtime.record, runtime.model.config.pooling, rows)
+        runtime = replace(runtime, record=record)
+    return _logits(runtime, tokens, rows, attend, last_only)
 
 
 def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
@@ -393,17 +376,15 @@ def _cached_rows(
     slots: Ints,
     start: Ints,
     attention: Attention | None = None,
-    may_repeat: bool = False,
 ) -> tuple[Rows, Attend]:
     """The rows of tokens at the positions from start [B] on, and attention over the cache,
     which their keys and values are written to.
 
-    may_repeat: whether all layers are run, unobserved:
-    then one more token of each sequence may be computed as the one before was.
+    One more token of each sequence, unobserved, may be computed as the one before was.
     """
     ops, rows = runtime.ops, Rows.of(runtime.model.config, tokens, slots, start)
     one_each = rows.last.size == rows.slot.size
-    alike = may_repeat and one_each and ops.repeats and attention is None and runtime.edit is None
+    alike = one_each and ops.repeats and attention is None and not runtime.observed
     attend = Attend(
         cache.storage,
         cache.k,
@@ -422,12 +403,11 @@ def _logits(
     tokens: Tokens,
     rows: Rows,
     attend: Attend,
-    record: Record = ignore,
     last_only: bool = True,
 ) -> Floats:
     """Logits of the rows of tokens: [B, T, V], or [B, V] of each sequence's last token."""
-    h = run_layers(runtime, runtime.rotations(rows.position), attend, record, last_only=last_only)
-    logits = check_finite(runtime.ops.to_host(run_output(runtime, h, record)), rows, last_only)
+    h = run_layers(runtime, runtime.rotations(rows.position), attend, last_only=last_only)
+    logits = check_finite(runtime.ops.to_host(run_output(runtime, h)), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
 
 
@@ -436,7 +416,6 @@ def run_cached(
     tokens: Tokens,
     cache: KVCache,
     slots: Ints,
-    record: Record = ignore,
     *,
     last_only: bool = False,
     attention: Attention | None = None,
@@ -445,10 +424,38 @@ def run_cached(
     attention: as in `run_whole`."""
 
     def write(start: Ints) -> Floats:
-        rows, attend = _cached_rows(runtime, tokens, cache, slots, start, attention, record is ignore)
-        return _logits(runtime, tokens, rows, attend, record, last_only)
+        rows, attend = _cached_rows(runtime, tokens, cache, slots, start, attention)
+        return _logits(runtime, tokens, rows, attend, last_only)
 
     return cache.append(slots, tokens.lengths, write)
+
+
+def run_chunks(
+    runtime: Runtime,
+    tokens: Tokens,
+    chunk: int,
+    mask: ArrayLike | None = None,
+    *,
+    last_only: bool = False,
+) -> Floats:
+    """`forward_incremental` for checked arguments, apart from the mask."""
+    config, (batch, length) = runtime.model.config, tokens.ids.shape
+    check_context(config, tokens.lengths)
+    visible = None if mask is None else mask_checks.check(mask, length, length, batch=batch, strict=True)
+    cache = new_cache(config, batch, length, runtime.ops)
+    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
+    for piece in tokens.blocks(chunk):
+        active, attention, at = piece.active, None, slice(piece.begin, piece.end)
+        if visible is not None:
+            sequences = active if len(visible) > 1 else slice(None)
+            rows, start = visible[sequences, :, at, : piece.end], np.full(len(active), piece.begin)
+            attention = _masked(runtime, rows, piece.tokens, active, start)
+        out = run_cached(runtime, piece.tokens, cache, active, last_only=last_only, attention=attention)
+        if last_only:
+            logits[active[piece.last]] = out[piece.last]
+        else:
+            logits[active, at] = out
+    return logits
 
 
 def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: Ints, block: int = BLOCK) -> Floats:
@@ -462,7 +469,7 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: Ints, b
         for piece in tokens.blocks(block):
             active = piece.active
             begin = start[active] + piece.begin
-            rows, attend = _cached_rows(runtime, piece.tokens, cache, slots[active], begin, may_repeat=True)
+            rows, attend = _cached_rows(runtime, piece.tokens, cache, slots[active], begin)
             if piece.last.any():
                 logits[active[piece.last]] = _logits(runtime, piece.tokens, rows, attend)[piece.last]
             else:  # no sequence ends here: the cache is filled, and no logits are needed
@@ -477,10 +484,9 @@ def run_prefill(runtime: Runtime, tokens: Tokens, cache: KVCache, slots: Ints, b
 
 def _checked(model: Model, dialect: Dialect, ops: Backend, record: Record = ignore, **flags: bool) -> Runtime:
     """The runtime of a call, checked with the arguments that do not depend on a model."""
-    function("record", record)
     for name, value in flags.items():
         flag(name, value)
-    return Runtime(model, dialect, ops).checked()
+    return Runtime(model, dialect, ops, record).checked()
 
 
 def check_slots(slots: ArrayLike | None, tokens: Tokens) -> Ints:

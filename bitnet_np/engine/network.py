@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import NonFiniteError, OptionError, UnsupportedError, shown
 from ..base.tensor_types import TERNARY_TYPES
+from ..base.validate import function
 from ..kernels import cpu
 from ..kernels.attention import most_keys
 from ..kernels.numba_threads import get_num_threads
@@ -74,21 +75,24 @@ def ignore(name: str, layer: int | None, array: NDArray) -> None:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A model, the dialect it is computed in, and the backend that computes: all that a pass runs on."""
+    """A model, the dialect it is computed in, the backend that computes, and who observes:
+    all that a pass runs on."""
 
     model: Model
     dialect: Dialect = EXACT
     ops: Backend = cpu
+    record: Record = field(default=ignore, repr=False)
     # for the judge, on the CPU: to see the effect of wrong or rounded tensors
     edit: Edit | None = field(default=None, repr=False)
 
     def checked(self) -> Runtime:
         """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect,
-        model or backend that do not go together.
+        model, backend or observer that do not go together.
 
         The arrays of a model on a device were checked before they went there.
         """
         check_backend("ops", self.ops)
+        function("record", self.record)
         if not isinstance(self.dialect, Dialect):
             expected = "a Dialect such as bitnet_np.LLAMA_CPP"
             raise OptionError(f"dialect is {shown(self.dialect)}, expected {expected}")
@@ -99,6 +103,11 @@ class Runtime:
             name = self.dialect.name
             raise UnsupportedError(f"the dialect is {name}, expected {EXACT.name} on this device")
         return self
+
+    @property
+    def observed(self) -> bool:
+        """Whether tensors are passed to an observer or an editor."""
+        return self.record is not ignore or self.edit is not None
 
     def attention(self, layer: int, q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
@@ -139,7 +148,6 @@ def run_layers(
     runtime: Runtime,
     rotations: Rotations | None,
     attend: Attend,
-    record: Record = ignore,
     *,
     last_only: bool = False,
 ) -> Array:
@@ -149,7 +157,7 @@ def run_layers(
     Arrays are where the backend has them.
     """
     model, ops, rows = runtime.model, runtime.ops, attend.rows
-    whole = _Step(runtime, None, record)
+    whole = _Step(runtime, None)
     ops.mark("forward")
     h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
     if model.position_embd is not None:
@@ -164,7 +172,7 @@ def run_layers(
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
+def run_output(runtime: Runtime, h: Array) -> Array:
     """Logits, out of what `run_layers` gives: [R, D] -> [R, V]."""
     model, ops, c = runtime.model, runtime.ops, runtime.model.config
     logits = _table_product(h, model.head, runtime.dialect, ops)
@@ -173,7 +181,7 @@ def run_output(runtime: Runtime, h: Array, record: Record = ignore) -> Array:
     logits = _times(np.float32(1) / np.float32(c.logit_scale), logits, ops)
     if c.logit_cap is not None:
         logits = ops.soft_cap(logits, np.float32(c.logit_cap))
-    return _Step(runtime, None, record).note("result_output", logits)
+    return _Step(runtime, None).note("result_output", logits)
 
 
 def _hidden(whole: _Step, h: Array, way: _Way, last: Array | None = None) -> Array:
@@ -207,25 +215,18 @@ def _repeated(whole: _Step, h: Array, way: _Way, repeats: Repeats) -> Array:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def run_layer(
-    runtime: Runtime,
-    n: int,
-    h: Array,
-    rotations: Rotations | None,
-    attend: Attend,
-    record: Record = ignore,
-) -> Array:
+def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
     """Layer n alone: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
-    step = _Step(runtime, n, record)
+    step = _Step(runtime, n)
     return _layer(step, h, _Way.of(step, len(h), rotations, attend))
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
+def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool) -> Array:
     """The feed-forward branch of layer n alone, without the residual: [R, D] -> [R, D]. norm: whether the
     norm in front of it runs."""
-    step = _Step(runtime, n, record)
+    step = _Step(runtime, n)
     w = step.weights if norm else replace(step.weights, attn_norm=None, ffn_norm=None)
     return _feed_forward(step, h, _feed_forward_input(step, w, h))
 
@@ -251,18 +252,12 @@ class _Step:
 
     runtime: Runtime
     layer: int | None
-    record: Record
 
     @property
     def weights(self) -> Layer:
         """Those of the layer."""
         assert self.layer is not None
         return self.runtime.model.layers[self.layer]
-
-    @property
-    def observed(self) -> bool:
-        """Whether a tensor is passed to an observer or an editor."""
-        return self.record is not ignore or self.runtime.edit is not None
 
     def note(self, name: str, array: Array) -> Array:
         """Let the editor change a tensor and the observer see it;
@@ -275,10 +270,10 @@ class _Step:
     def see(self, name: str, array: Array) -> None:
         """Pass a tensor to the observer as a read-only NumPy array,
         copied from the device where it is there."""
-        if self.record is not ignore:
+        if self.runtime.record is not ignore:
             shown = self.runtime.ops.to_host(array).view()
             shown.flags.writeable = False
-            self.record(name, self.layer, shown)
+            self.runtime.record(name, self.layer, shown)
 
     def norm(self, name: str, source: str, x: Array, gain: Gain, bias: Gain = None) -> Named:
         """Name and tensor after the family's norm, or those of its input if the family has none there:
@@ -371,7 +366,7 @@ class _Way:
         """All rows in one part where tensors are observed, a pass may be recorded, a mask may show later
         rows, or a backend splits none."""
         c = step.runtime.model.config
-        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.observed or attend.repeats)
+        splits = rows > 1 and step.runtime.ops.splits_rows and not (step.runtime.observed or attend.repeats)
         size = PART_ROWS * max(1, c.experts // max(1, c.experts_used))
         if not splits or attend.masked or rows <= size:
             return cls(attend, rotations, splits, (ALL,))
@@ -514,7 +509,7 @@ def _mixture(step: _Step, source: _Input) -> Array:
     (logits,) = step.linears(source, ffn_moe_logits=w.ffn_gate_inp)
     experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
     weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
-    if len(source.x) == 1 and ops.repeats and not step.observed:
+    if len(source.x) == 1 and ops.repeats and not step.runtime.observed:
         return _mixture_of_row(step, source.x, experts, weights)
     taken = _Slots(step.runtime, experts, w.experts)
     gate = step.note("ffn_moe_gate", taken.products(source.x, source.codes, "ffn_gate"))

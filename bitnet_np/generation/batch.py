@@ -7,11 +7,9 @@ Tokens and logits therefore do not depend on the number of slots, the order of t
 
 import hashlib
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -96,7 +94,8 @@ class Request:
     stop: Collection[int] = ()
 
     def __post_init__(self) -> None:
-        check_id(self.id)
+        if not isinstance(self.id, str | int) or isinstance(self.id, bool):
+            raise OptionError(f"id is {shown(self.id)}, expected a string or an integer")
 
     def numbers(self) -> Iterator[float]:
         """The uniform numbers it samples with: `stream(..., numbers=request.numbers())` gives the same tokens, alone."""
@@ -104,21 +103,13 @@ class Request:
         return uniforms(self.seed, int.from_bytes(digest[:8], "little"))
 
 
-def check_id(id: object) -> None:
-    """Raises OptionError for an id of a request that is no string or integer."""
-    if not isinstance(id, str | int) or isinstance(id, bool):
-        raise OptionError(f"id is {shown(id)}, expected a string or an integer")
-
-
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request, or what a cancelled one had."""
+    """The result of a request."""
 
     request: Request
     tokens: list[int]  # the new ones
     error: str | None = None  # why it ended early: its numbers left float32's range
-    first: float | None = field(default=None, compare=False)  # seconds from admission to the first token
-    seconds: float = field(default=0.0, compare=False)  # from admission to the end
 
 
 @dataclass(eq=False)
@@ -132,8 +123,6 @@ class Continuation:
     stop: frozenset[int]
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
-    admitted: float = 0.0
-    first: float | None = None
 
     @classmethod
     def of(cls, model: Model, request: Request, numbers: Iterator[float] | None = None) -> "Continuation":
@@ -229,7 +218,7 @@ class Batch:
         self._intact = False
         while self._free and self._waiting:
             sequence = self._waiting.popleft()
-            sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
+            sequence.slot = self._free.pop(0)
             self._running.append(sequence)
         completions = []
         for sequence, result in zip(tuple(self._running), self._forward(self._running), strict=True):
@@ -239,25 +228,6 @@ class Batch:
                 self._retire(sequence)
         self._intact = True
         return completions
-
-    @steady
-    def cancel(self, id: str | int) -> Completion:
-        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others continue.
-
-        Raises OptionError for an id that no request has, within a step, and after an exception in one.
-        """
-        check_id(id)
-        if not self._intact:
-            raise OptionError(f"request {shown(id)} cannot be cancelled within a step, or after one that an exception interrupted")
-        sequence = next((sequence for sequence in (*self._waiting, *self._running) if sequence.request.id == id), None)
-        if sequence is None:
-            raise OptionError(f"no request has the id {shown(id)}, expected one that waits or runs")
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-            self._ids.remove(id)
-            return Completion(sequence.request, [])
-        self._retire(sequence)
-        return self._completion(sequence)
 
     def _retire(self, sequence: Continuation) -> None:
         """Free the slot of a request that has ended."""
@@ -280,21 +250,16 @@ class Batch:
         """Choose the next token. Returns the completion when the sequence ends here."""
         request = sequence.request
         if isinstance(result, NonFiniteError):
-            return self._completion(sequence, str(result))
+            return Completion(request, sequence.tokens, str(result))
         if sequence.n == 0:
-            return self._completion(sequence)
+            return Completion(request, sequence.tokens)
         self.observe(request, result)
         token = choose(result, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
         if token in sequence.stop:
-            return self._completion(sequence)
-        sequence.first = sequence.first or time.perf_counter()
+            return Completion(request, sequence.tokens)
         sequence.tokens.append(token)
         sequence.pending = [token]
-        return self._completion(sequence) if len(sequence.tokens) == sequence.n else None
-
-    def _completion(self, sequence: Continuation, error: str | None = None) -> Completion:
-        first = None if sequence.first is None else sequence.first - sequence.admitted
-        return Completion(sequence.request, sequence.tokens, error, first, time.perf_counter() - sequence.admitted)
+        return Completion(request, sequence.tokens) if len(sequence.tokens) == sequence.n else None
 
 
 def generate_batch(
@@ -313,14 +278,9 @@ def generate_batch(
     """
     Runtime(model, dialect, ops).checked()
     sequences = [Continuation.of(model, request) for request in items_of("requests", requests)]
-    return complete(model, sequences, slots, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
-
-
-def complete(model: Model, sequences: Sequence[Continuation], slots: int, **how: Any) -> Iterator[Completion]:
-    """`generate_batch` for checked requests. how: options of Batch."""
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, **how)
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe)
     for sequence in sequences:
         batch.queue(sequence)
     names = [sequence.request.id for sequence in sequences]

@@ -48,13 +48,11 @@ def token_nll(
     chunk = integer("chunk", chunk, 1)
     values = []
     for begin, end, known in windows:
-        values.append(window_nll(runtime, ids[begin:end], known - begin, chunk=chunk, progress=_of_part(progress, begin, len(ids) - 1)))
+        part = ids[begin:end]
+        for positions, logits in logits_from(runtime, part[:-1], known - begin, chunk):
+            values.append(nll_of(logits, part[positions + 1]))
+            progress(begin + int(positions[-1]) + 1, len(ids) - 1)
     return np.concatenate(values)
-
-
-def _of_part(progress: Progress, begin: int, total: int) -> Progress:
-    """The progress of a part, from `begin` on, of a whole."""
-    return lambda done, _: progress(min(begin + done, total), total)
 
 
 class Window(NamedTuple):
@@ -79,17 +77,6 @@ def check_windows(config: Config, tokens: ArrayLike, stride: int | None = None) 
         begin = windows[-1].begin + step
         windows.append(Window(begin, min(begin + config.context, len(ids)), windows[-1].end - 1))
     return ids, windows
-
-
-def window_nll(
-    runtime: Runtime, ids: NDArray[np.int64], known: int, *, chunk: int = CHUNK, progress: Progress = silent
-) -> NDArray[np.float64]:
-    """-ln p of the tokens of one window [W], those after token `known`: float64 [W - 1 - known]. The arguments have been checked."""
-    values = []
-    for positions, logits in logits_from(runtime, ids[:-1], known, chunk):
-        values.append(nll_of(logits, ids[positions + 1]))
-        progress(int(positions[-1]) + 1, len(ids))
-    return np.concatenate(values)
 
 
 def logits_from(

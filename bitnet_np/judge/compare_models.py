@@ -1,7 +1,7 @@
 """Two models of one family on the same tokens, tensor by tensor: a quantised one against the original."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +120,7 @@ def _compare_rows(
             sums[Key(name, layer)] = sums.get(Key(name, layer), 0) + squares
 
     def logits(n: int, record: Record) -> NDArray[np.float64]:
-        rows = run_cached(runtimes[n], Tokens.whole(ids[None]), caches[n], np.zeros(1, np.int64), record)[0]
+        rows = run_cached(replace(runtimes[n], record=record), Tokens.whole(ids[None]), caches[n], np.zeros(1, np.int64))[0]
         return rows.astype(np.float64)
 
     a, b = logits(0, keep), logits(1, compare)

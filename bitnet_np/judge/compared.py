@@ -74,8 +74,8 @@ def compare(runtime: Runtime, tokens: Tokens, trace: Trace) -> tuple[Compared, N
     layers = {key.layer for key in points if key.name in SCORES and key.layer is not None and key.layer < c.n_layers}
     recorder = None
     if layers:
-        recorder = Recorder(lambda key, x: look(key, rows_of(c, key, x)), c, layers=layers, names=SCORES, dialect=runtime.dialect)
-    return dump, run_whole(runtime, tokens, record)
+        recorder = Recorder(lambda key, x: look(key, rows_of(c, key, x)), runtime, layers=layers, names=SCORES)
+    return dump, run_whole(replace(runtime, record=record), tokens)
 
 
 def rows_of(c: Config, key: Key, x: NDArray) -> NDArray:

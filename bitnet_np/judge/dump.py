@@ -187,7 +187,7 @@ def _of_other_tokens(runtime: Runtime, ids: NDArray[np.int64], common: Sequence[
 
     def run(some: NDArray[np.int64]) -> NDArray:
         found.clear()
-        logits = run_whole(runtime, Tokens.whole(some[None]), keep)
+        logits = run_whole(replace(runtime, record=keep), Tokens.whole(some[None]))
         return logits[0] if key == LOGITS else found[0]
 
     return of_other_tokens(trace.points[key], ids, run)

@@ -110,7 +110,7 @@ def _is_left(runtime: Runtime, sequences: Sequence[Tokens], batch: Batch, prefix
             if away != other:
                 votes.append(bool(other < away or np.isnan(away)))
 
-    run_whole(runtime, sequences[b], look)
+    run_whole(replace(runtime, record=look), sequences[b])
     return sum(votes) > len(votes) / 2
 
 
@@ -161,7 +161,7 @@ def with_prefix(runtime: Runtime, tokens: Tokens, trace: Trace, prefix: int) -> 
         kind = storage_type(points[key]) if (key := Key(name, layer)) in later else "float32"
         return to_float_type(array, kind)
 
-    run_whole(replace(runtime, edit=stored), Tokens.whole(tokens.ids[:, :prefix]), keep)
+    run_whole(replace(runtime, record=keep, edit=stored), Tokens.whole(tokens.ids[:, :prefix]))
 
     def joined(key: Key) -> NDArray:
         theirs = points[key]

@@ -306,7 +306,7 @@ class TensorJudge:
             return array if theirs is None else theirs.reshape(array.shape).astype(array.dtype)
 
         with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
-            run_whole(Runtime(self.model, self.dialect, edit=exchange), Tokens.whole(self.ids[None]), keep)
+            run_whole(Runtime(self.model, self.dialect, record=keep, edit=exchange), Tokens.whole(self.ids[None]))
         return ours
 
     # --- several operations at once, the last of which gives a tensor of the dump ---

@@ -57,8 +57,7 @@ class Variant:
 
     def run(self, ids: NDArray[np.int64], record: Record = ignore) -> Floats:
         """Logits of whole sequences of checked ids [B, T]."""
-        runtime = Runtime(self.model, self.dialect, self.ops, self.edit)
-        return run_whole(runtime, Tokens.whole(ids), record)
+        return run_whole(Runtime(self.model, self.dialect, self.ops, record, self.edit), Tokens.whole(ids))
 
     def linears(self) -> Iterator[Linear]:
         """Yields every linear of every layer."""

@@ -409,7 +409,7 @@ class Model:
     output_norm: Annotated[NDArray[np.float32], "width"]
     rope_frequency: Annotated[NDArray[np.float64], "rope_pairs"]  # radians per position, all scaling included
     local_rope_frequency: Annotated[NDArray[np.float64] | None, "rope_pairs"] = None  # the same in Config.local_layers
-    output: Annotated[Table | None, "vocab", "width"] = None  # [V, D]; None: the head is token_embd
+    output: Annotated[Table | None, "vocab", "width"] = None  # None: the head is token_embd
     output_bias: Annotated[_Gain, "vocab"] = None
     output_norm_bias: Annotated[_Gain, "width"] = None
     position_embd: Annotated[Table | None, "context", "width"] = None  # added to the embedding

@@ -7,17 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from ..base.errors import ServerError
 from ..base.extras import extra
-from ..base.progress import Progress, silent
-from ..engine.dialects import Dialect
-from ..engine.network import Runtime
-from ..generation.nll import check_windows, window_nll
-from ..model.records import Config
-from .tasks import ModelFile, model_of, this_machine
 
 DEATHS = 1
 """Workers of our own cluster that may die under a case before it is set aside. Cases that were set aside run again, one at a time."""
@@ -120,28 +111,3 @@ def _result(future: Any) -> Any:
         return None
     except (_dask().client.FutureCancelledError, OSError) as error:
         raise ServerError(f"the scheduler was lost: {type(error).__name__}. Start a sweep again to go on") from None
-
-
-def cluster_nll(
-    client: Any, model: ModelFile, config: Config, ids: ArrayLike, stride: int | None, dialect: Dialect, progress: Progress = silent
-) -> NDArray[np.float64]:
-    """`token_nll` of a long text on a cluster, a case for each window: the same bits for any number of workers.
-
-    config: the model's. ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, DifferentBitsError if a machine fails the selftest, and
-    as `arrived`.
-    """
-    checked, windows = check_windows(config, ids, stride)
-    cases = [(model, dialect, checked[begin:end], known - begin) for begin, end, known in windows]
-    values: dict[int, NDArray[np.float64]] = {}
-    for n, result in arrived(client, _window, cases):
-        if result is None:
-            raise ServerError("workers died of a window of the text, expected some that have the memory for it")
-        values[n] = result
-        progress(len(values), len(cases))
-    return np.concatenate([values[n] for n in range(len(cases))])
-
-
-def _window(case: tuple[ModelFile, Dialect, NDArray[np.int64], int]) -> NDArray[np.float64]:
-    model, dialect, ids, known = case
-    this_machine()
-    return window_nll(Runtime(model_of(model), dialect).checked(), ids, known)

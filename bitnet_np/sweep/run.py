@@ -41,22 +41,20 @@ def sweep(
     out: Path,
     client: Any = None,
     *,
-    retry_failed: bool = False,
     progress: Progress = silent,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Compute the rows of a plan that the folder `out` does not have, and write a table and summaries of all of them there. Returns
-    all, in the plan's order.
+    """Compute the rows of a plan of which the folder `out` has neither a verdict nor a value, and write a table and summaries of all of
+    them there. Returns all, in the plan's order.
 
-    client: Dask's, of `cluster.connected`; None computes in this process. retry_failed: compute rows again whose outcome is neither a
-    verdict nor a value. on_row: called with each new row when it is on disk.
+    client: Dask's, of `cluster.connected`; None computes in this process. on_row: called with each new row when it is on disk.
 
     Raises OptionError while another sweep writes to `out`, FileFormatError for a file of rows that is none, DifferentBitsError when a
     machine fails its selftest, ServerError when the scheduler is lost; rows that were done before stay.
     """
     out.mkdir(parents=True, exist_ok=True)
     with held(out):
-        rows = {row["key"]: row for row in _read(out / ROWS) if not retry_failed or row["outcome"] in (OK, WRONG, INVALID)}
+        rows = {row["key"]: row for row in _read(out / ROWS) if row["outcome"] in (OK, WRONG, INVALID)}
         left = [task for task in plan if task.key not in rows]
         before = len(plan) - len(left)
         progress(before, len(plan))

@@ -47,9 +47,7 @@ class ModelFile:
 
     path: str  # a GGUF file or a Hugging Face folder, the same on every machine
     sha256: str  # of the file that was meant
-    allow_nan: bool = False
     i2s_layout: str = packing.I2S_DEFAULT
-    overrides: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ def model_of(file: ModelFile) -> Model:
     sha256 = digest_of(Path(file.path))
     if sha256 != file.sha256:
         raise FileFormatError(f"{file.path}: SHA-256 is {sha256} on {platform.node()}, expected {file.sha256}, as where the sweep began")
-    return load(file.path, allow_nan=file.allow_nan, i2s_layout=file.i2s_layout, overrides=dict(file.overrides))
+    return load(file.path, i2s_layout=file.i2s_layout)
 
 
 class DifferentBitsError(Error):

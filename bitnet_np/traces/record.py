@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..engine.network import Runtime
 from ..engine.tokens import check_tokens
 from ..kernels import cpu
 from ..kernels.float_state import steady
-from ..model.records import Config, Model
+from ..model.records import Model
 from .arrays import as_numpy
 from .formats import writer as writer_for
 from .points import LAYER_NAMES, POOLED, RECORDED, SCORES, Key, Trace
@@ -37,15 +38,13 @@ class Recorder:
     def __init__(
         self,
         add: Callable[[Key, NDArray], None],
-        config: Config,
+        runtime: Runtime,
         *,
         layers: Iterable[int] | None = None,
         names: Iterable[str] | None = None,
         scores: bool = False,
-        dialect: Dialect = EXACT,
-        ops: Backend = cpu,
     ) -> None:
-        self._add, self._config, self._dialect, self._ops = add, config, dialect, ops
+        self._add, self._runtime, config = add, runtime, runtime.model.config
         chosen = _items("layers", layers, range(config.n_layers))
         self.layers = frozenset(integer("layer", layer, 0, config.n_layers - 1) for layer in chosen)
         self.names = _checked_names([*_items("names", names, RECORDED), *(SCORES if flag("scores", scores) else ())])
@@ -62,17 +61,16 @@ class Recorder:
             self._add(Key(name, layer), array if array.ndim < 3 else array.reshape(len(array), -1))
         if self.names.isdisjoint(SCORES):
             return
-        suffix = "_rope" if layer is not None and self._config.rotates(layer) else ""
+        c, dialect, ops = self._runtime.model.config, self._runtime.dialect, self._runtime.ops
+        suffix = "_rope" if layer is not None and c.rotates(layer) else ""
+        heads = len(array), -1, c.head_dim
         if name == "Qcur" + suffix:
-            self._queries = self._heads(self._dialect.rounded(array, self._ops))
+            self._queries = dialect.rounded(array, ops).reshape(heads)
         elif name == "Kcur" + suffix and self._queries is not None:
-            c, keys = self._config, self._dialect.cached(self._heads(array), self._ops)
+            keys = dialect.cached(array.reshape(heads), ops)
             for scored, values in scores(self._queries, keys, self.names, c.window_of(layer or 0), c.attention_scale, c.score_cap):
                 self._add(Key(scored, layer), values)
             self._queries = None
-
-    def _heads(self, array: NDArray) -> Floats:
-        return array.reshape(len(array), -1, self._config.head_dim)
 
 
 def _items(what: str, values: Iterable[Any] | None, default: Iterable[Any]) -> Iterable[Any]:
@@ -146,11 +144,11 @@ def record_trace(
     if names is None and output.names is not None:
         names = output.names - (set() if scores else set(SCORES))
     with output(out, checked.ids[0]) as writer:
-        recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect, ops=ops)
+        recorder = Recorder(writer.add, runtime, layers=layers, names=names, scores=scores)
         if output.names is not None and recorder.names - output.names:
             missing = ", ".join(sorted(recorder.names - output.names))
             raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(output.names))}")
-        run_whole(runtime, checked, recorder, last_only=recorder.names.isdisjoint(("result_norm", POOLED, "result_output")))
+        run_whole(replace(runtime, record=recorder), checked, last_only=recorder.names.isdisjoint(("result_norm", POOLED, "result_output")))
     return writer.written
 
 

@@ -211,7 +211,6 @@ def calls(folder: Path) -> dict[str, Call]:
         ),
         "Batch": Call(bn.Batch, computing | {"slots": 2, "capacity": 8, "dtype": np.float32, "observe": _nothing}),
         "Batch.submit": Call(submit, {"request": bn.Request(**request)}),
-        "Batch.cancel": Call(lambda **own: batch().cancel(**own), {"id": "waits"}),
         "Request": Call(bn.Request, request),
         "Sampling": Call(bn.Sampling, {"temperature": 1.0, "top_k": 3, "top_p": 0.9}),
         "pad": Call(bn.pad, {"sequences": [[1, 2], [3]]}),

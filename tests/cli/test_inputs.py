@@ -131,11 +131,8 @@ def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
     for arguments in (["inspect", pipe], ["inspect", "/dev/zero"], ["check", TINY, "--tokens", "1", "--theirs", pipe]):
         assert "neither a file nor a folder, expected a file" in refused(*arguments)
     monkeypatch.setattr("bitnet_np.traces.token_files._MOST_TEXT", 10)
-    monkeypatch.setattr("bitnet_np.cli.generate_many._LONGEST_LINE", 20)
     for name in ("t.txt", "t.json"):
         assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", write_file(tmp_path / name, b"1 2 3 4 5 6"))
-    lines = write_file(tmp_path / "prompts", b'{"id": 1, "tokens": [1]}\n')
-    assert "prompts, line 1: more than 20 bytes" in refused("generate", TINY, "--prompts-file", lines)
 
 
 @pytest.mark.parametrize(("name", "text"), [("x.json", "[1, 2]"), ("x.txt", "1 2")])

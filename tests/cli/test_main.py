@@ -44,7 +44,7 @@ def test_version_and_help(ended):
         (["inspect", TINY, "--threads", "1"], ""),
         (["chek"], "did you mean check?"),
         (["frobnicate"], ")"),
-        (["generate", "--promt", "x"], "unrecognized arguments: --promt, did you mean --prompt or --prompts-file?"),
+        (["generate", "--promt", "x"], "unrecognized arguments: --promt, did you mean --prompt?"),
         (["check", TINY, "--text=a", "--their=x", "--thiers=y", "--", "--zzz"], "--thiers, did you mean --theirs or --threads?"),
         (["mask", "1", "1", "--zzz"], "unrecognized arguments: --zzz"),
         (["mask", "1", "1", "-q"], "mask: error: unrecognized arguments: -q"),
@@ -135,7 +135,6 @@ OF_COMPARE = {
 }
 OF_NLL = {
     "--tokens 1,2,3 --save-all-logits x.kld --stride 2": "--save-all-logits and --stride exclude each other",
-    f"--kl-divergence-base {TINY} --workers 2": "--kl-divergence-base and --workers exclude each other",
     f"--kl-divergence-base {TINY} --save-all-logits x.kld": "--kl-divergence-base and --save-all-logits exclude each other",
     "--tokens 1,2,3 --ctx-size 3": "--ctx-size is 3, expected it with --save-all-logits alone",
     f"--kl-divergence-base {TINY}": "starts with b'GGUF",
@@ -280,10 +279,3 @@ def test_standard_error_comes_behind_the_output_where_both_go_to_one_place(monke
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(both, write_through=True))
     assert main(["logits", TINY, "--tokens", "1", "--metrics", str(tmp_path / "metrics.json")]) == 0
     assert both.getvalue().index(b"shape") < both.getvalue().index(b"1 forwards")
-
-
-def test_a_batch_of_prompts_is_measured_too(run, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "tokens": [1, 2]}\n{"id": 2, "tokens": [3]}\n')
-    out = tmp_path / "metrics.json"
-    run("generate", TINY, "--prompts-file", tmp_path / "prompts.jsonl", "--batch", 2, "-n", 3, "--metrics", out)
-    assert json.loads(out.read_text())["forwards"] == 3

@@ -57,7 +57,7 @@ def test_the_two_paths_do_not_call_each_other(monkeypatch):
         raise AssertionError("called")
 
     with monkeypatch.context() as patch:
-        for name in ("forward", "forward_incremental", "compute_logits", "run_cached", "run_prefill"):
+        for name in ("forward", "forward_incremental", "compute_logits", "run_chunks", "run_cached", "run_prefill"):
             patch.setattr(forward_pass, name, fail)
         assert_same_bits(full(MODEL, TOKENS), expected)
     with monkeypatch.context() as patch:

@@ -78,7 +78,7 @@ def test_a_pass_goes_on_with_what_the_editor_returns(family, inner_norms, dialec
         note(name, n, array)
         return replaced[Key(name, n)].reshape(array.shape)
 
-    run_whole(Runtime(model, dialect, edit=feed), check_tokens(model.config, ids[None]), note)
+    run_whole(Runtime(model, dialect, record=note, edit=feed), check_tokens(model.config, ids[None]))
     inputs = {key: value.astype(np.float64) for key, value in replaced.items()} | {graph.TOKENS: ids}
     for operation in graph.operations(model, dialect):
         expected = operation.evaluate(*(inputs[key] for key in operation.inputs))

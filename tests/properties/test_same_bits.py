@@ -219,7 +219,7 @@ def test_auto_mode_is_parallel_above_the_threshold_and_the_same_bits(columns, co
     ):
         with (
             mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as whole,
-            mock.patch.object(forward_pass, "forward_incremental", wraps=forward_pass.forward_incremental) as incremental,
+            mock.patch.object(forward_pass, "run_chunks", wraps=forward_pass.run_chunks) as incremental,
         ):
             assert_same_bits(compute_logits(model, tokens, counts, **options), expected)
         assert (whole.call_count, incremental.call_count) == (int(parallel), int(not parallel))

@@ -29,7 +29,7 @@ def trace(points, tokens=None, **fields):
 def recorded(model=MODEL, tokens=TOKENS, dialect=EXACT, ops=cpu, edit=None):
     """Copies of all tensors of an engine's pass over one sequence, by key: [T, width], scales [T]."""
     points = Recorder()
-    run_whole(Runtime(model, dialect, ops, edit), check_tokens(model.config, tokens[None]), points)
+    run_whole(Runtime(model, dialect, ops, points, edit), check_tokens(model.config, tokens[None]))
     return {Key(*key): array.reshape(len(array), -1) if array.ndim > 1 else array for key, array in points.items()}
 
 

@@ -100,7 +100,7 @@ def test_dumps_are_judged(tmp_path):
     assert [case[0].tag for case in suite] == ["system-out", "failure", "error", "error"]
     assert "no such file or folder" in suite[3][0].get("message")
     again = []
-    sweep(plan, tmp_path / "out", retry_failed=True, on_row=again.append)
+    sweep(plan, tmp_path / "out", on_row=again.append)
     assert [row["outcome"] for row in again] == ["ERROR"]
 
 
