@@ -1,12 +1,14 @@
 """Hunts in engines that are right, which must find nothing: `python scripts/honest_hunts.py --runs 1000 [--kinds float16 bfloat16]`.
 
-The engines are those of judging/engine.py, by the types in which they keep numbers; nothing is declared of them.
+The engines are those of judging/engine.py, by the types in which they keep numbers; nothing is declared of them. Their sums are in another
+order for each chunk and number of threads.
 """
 
 import argparse
 import time
 from typing import Any
 
+import numpy as np
 from judging.engine import KINDS, Engine
 from numpy.typing import NDArray
 
@@ -27,13 +29,19 @@ LIKE: dict[str, Any] = {
 
 
 def engine_of(kind: str) -> Any:
-    """A function of a model and token ids, or of several sequences."""
+    """A function of a model and token ids, or of several sequences. Products are computed of a chunk of rows, and summed by threads."""
 
-    def engine(model: bn.Model, tokens: NDArray | list[NDArray]) -> NDArray | list[NDArray]:
+    def engine(model: bn.Model, tokens: NDArray | list[NDArray], chunk: int | None = None, threads: int = 1) -> NDArray | list[NDArray]:
+        def dot(x: NDArray, w: NDArray) -> NDArray:
+            rows = np.array_split(x, range(chunk or len(x), len(x), chunk or len(x)))
+            parts = [np.array_split(part, threads, axis=1) for part in rows]
+            shares = np.array_split(w, threads, axis=1)
+            return np.concatenate([sum(a @ b.T for a, b in zip(part, shares, strict=True)) for part in parts])
+
         if kind.startswith("q8_0") and model.config.kv_heads * model.config.head_dim % 32:
             raise NotImplementedError("blocks of 32 keys are not whole")
         every = tokens if isinstance(tokens, list) else [tokens]
-        rows = [Engine(model, ids, **KINDS[kind]).run()[Key("result_output", None)] for ids in every]
+        rows = [Engine(model, ids, dot=dot, **KINDS[kind]).run()[Key("result_output", None)] for ids in every]
         return rows if isinstance(tokens, list) else rows[0]
 
     return engine

@@ -4,6 +4,7 @@ api.py       bitnet_np.hunt
 engine.py    a command or a function that is run within limits
 draws.py     cases around the edges that engines have
 outcome.py   what one run shows
+company.py   runs beside what the same tokens give alone
 shrink.py    the smallest case that fails in the same way
 contrast.py  the condition under which it fails
 facts.py     statements about cases, in words

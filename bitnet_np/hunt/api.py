@@ -22,6 +22,7 @@ from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
 from ..model.records import Model
 from ..testing.space import CONTEXT, Case, case_like, fitted
+from .company import Compared
 from .engine import Answers, Call, engine_of
 from .keep import keep, kept_cases
 from .outcome import Judge, Outcome
@@ -78,7 +79,7 @@ def hunt(
     seconds, workers = positive("time", time), integer("workers", workers, 1, 1024)
     runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds, spread)
 
-    def complete(finding: Finding) -> Finding:
+    def complete(runner: Runner, finding: Finding) -> Finding:
         if (origin := runner.origin(finding.case)) != finding.case:
             finding = replace(finding, case=origin, outcome=runner.outcomes[origin])
         report, outcome = _report(runner, finding), finding.outcome
@@ -90,7 +91,8 @@ def hunt(
         return finding if folder is None else keep(runner, finding, folder)
 
     with one_thread():
-        return hunt_engine(runner, runs, seed, single, [] if folder is None else kept_cases(folder), progress, complete)
+        kept = [] if folder is None else kept_cases(folder)
+        return hunt_engine((runner, Compared(runner)), runs, seed, single, kept, progress, complete)
 
 
 def _report(runner: Runner, finding: Finding) -> Report | None:

@@ -42,7 +42,7 @@ _PREDICTED, _LISTED = 8, 20  # tokens that a server generates, and log-probabili
 KINDS = (".npy", ".json", ".txt")
 _REFUSAL = re.compile(
     r"not (?:yet )?support|only .{1,60}support|unsupport|not implement|unknown|unrecogni[sz]ed|invalid choice|refus|no such arch"
-    r"|(?:must|shall) be a multiple of",
+    r"|(?:must|shall) be a multiple of|is not a multiple of",
     re.I,
 )
 _SAYS_WHY = re.compile(r"assert|error|exception|fatal|panic", re.I)  # a debugger's backtrace may come behind such a line

@@ -16,6 +16,7 @@ from ..judge.verdict import Verdict
 from ..kernels.machine import facts as machine_facts
 from ..testing.models import write_gguf
 from ..testing.space import FIELDS, Case, in_words
+from .company import calls_alone, difference
 from .engine import Command, Engine, Function, engine_of, write_tokens
 from .outcome import Judge, Outcome
 from .run import Finding, Runner, call_of
@@ -94,5 +95,8 @@ def again(folder: Path, engine: Engine | Any = None, judge: Judge = Judge()) -> 
     engine = engine_of(content.get("engine") if engine is None else engine)
     if isinstance(engine, Command) and not engine.suffix:
         engine = replace(engine, suffix=next((path.suffix for path in folder.glob("tokens.*")), ".npy"))
+    calls = [call_of(case), *(calls_alone(case) if content.get("outcome") == "call" else ())]
     with one_thread():
-        return Runner(engine, None, judge).run_model(load(folder / "model.gguf"), call_of(case), content.get("exact") is True)
+        runner, model, exact = Runner(engine, None, judge), load(folder / "model.gguf"), content.get("exact") is True
+        outcome, *alone = [runner.run_model(model, call, exact) for call in calls]
+        return difference(outcome, alone, model, judge.dialect) if alone else outcome

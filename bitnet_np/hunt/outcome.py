@@ -41,16 +41,17 @@ Rows = tuple[int, NDArray]
 
 @dataclass(frozen=True)
 class Outcome(Ran):
-    """What a run shows: its kind may also be "wrong", "bits" or "uneven"."""
+    """What a run shows: its kind may also be "wrong", "bits", "uneven", "call" (company.py), or "untold" where nothing is known."""
 
     far: float = 0.0  # largest NMSE of a position
     bad: tuple[tuple[int, int], ...] = ()  # the sequences and positions that are wrong
     rows: tuple[Rows, ...] = ()
+    errors: tuple[NDArray[np.float64], ...] = ()  # NMSE of each position of `rows`, from the definition
     seconds: float = 0.0  # that the engine took
 
     @property
     def failed(self) -> bool:
-        return self.kind not in ("ok", "refused")
+        return self.kind not in ("ok", "refused", "untold")
 
     @property
     def group(self) -> str:
@@ -120,7 +121,7 @@ class Judge:
             rows = rows_of(ran.dump, call, model.config, ours)
         except Error as error:
             return Outcome("invalid", str(error), dump=ran.dump)
-        bad, far, rounding, problems = [], 0.0, True, []
+        bad, errors, rounding, problems = [], list[NDArray](), True, list[str]()
         for b, ((first, theirs), mine) in enumerate(zip(rows, ours, strict=True)):
             mine = mine[first:]
             if problem := invalid(mine, theirs):
@@ -132,11 +133,12 @@ class Judge:
                 nmse = position_nmse(mine, theirs)
             off = np.abs(theirs.astype(np.float64) - mine).max(axis=1) > ROUNDING_LIMIT * mine.std(axis=1)
             rounding &= not off.any()
-            far = max(far, float(nmse.max()))
+            errors.append(nmse)
             bad += [(b, first + int(p), float(nmse[p])) for p in np.flatnonzero(off)]
         if problems:
             return Outcome("invalid", problems[0], bad=tuple((b, p) for b, p, _ in bad), rows=rows, dump=ran.dump)
-        ok = Outcome("ok", far=far, rows=rows, dump=ran.dump)
+        far = float(max(nmse.max() for nmse in errors))
+        ok = Outcome("ok", far=far, rows=rows, errors=tuple(errors), dump=ran.dump)
         if rounding:
             return ok
         places = tuple((b, p) for b, p, x in bad if x > 1e-4 * far)

@@ -44,6 +44,10 @@ _KEPT = 24  # models at a time
 _HANG = 3.0, 5.0  # a failure that is a hang: seconds, and times of the slowest run, after which another run is one
 
 
+_KINDS = {"bits": "other bits when run twice", "uneven": "farther off than other cases", "hang": "no end", "size": "writes too much",
+          "crash": "crash", "call": "other numbers than alone in one prefill"}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Finding:
     """A failure: the smallest case of it, and the condition under which it happens."""
@@ -70,15 +74,15 @@ class Finding:
 
     @property
     def what(self) -> str:
-        kinds = {"bits": "other bits when run twice", "uneven": "farther off than other cases", "hang": "no end", "size": "writes too much"}
-        return (kinds | {"crash": "crash"}).get(self.outcome.kind, self.outcome.kind.upper())
+        return _KINDS.get(self.outcome.kind, self.outcome.kind.upper())
 
     @property
     def where(self) -> str:
         """The condition in words."""
         if self.condition is None:
             return f"no condition of three statements fits all runs; {self.failing} failed"
-        counts = f"{self.failing} of {self.failing + self.spared} runs; right otherwise: {self.passing} of {self.passing}"
+        right = "as alone" if self.outcome.kind == "call" else "right"
+        counts = f"{self.failing} of {self.failing + self.spared} runs; {right} otherwise: {self.passing} of {self.passing}"
         if self.failing < 3 and not self.stands:  # nearly any statement fits
             return f"{self.what} in {self.failing} run{'s' * (self.failing > 1)}: too few to tell a condition"
         if not self.condition:
@@ -154,7 +158,7 @@ class Runner:
         spread: Spread | None = None,
     ) -> None:
         self.engine, self.like, self.judge, self.workers = engine, like, judge, workers
-        self.outcomes: dict[Case, Outcome] = {}
+        self.outcomes = self.all_runs = dict[Case, Outcome]()
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool = ThreadPoolExecutor(workers)
         self.spread = spread or self.pool.map
@@ -231,24 +235,28 @@ class Runner:
         return second
 
 
+Explain = Callable[[Runner, Finding], Finding]
+
+
 def call_of(case: Case) -> Call:
     return Call(tokens_of(case), case.chunk, case.threads, case.prefix)
 
 
 def hunt_engine(
-    runner: Runner, most: int | None, seed: int, single: bool, first: Sequence[Case], progress: Runs, explain: Callable[[Finding], Finding]
+    runners: Sequence[Runner], most: int | None, seed: int, single: bool, first: Sequence[Case], progress: Runs, explain: Explain
 ) -> Hunt:
-    """Hunt for failures of an engine. most: runs at most. single: whether calls have one sequence. first: cases that are run before others
-    are drawn. explain: completes a finding."""
-    hunt = _Hunting(runner, most, seed, progress)
+    """Hunt for failures of an engine. runners: of runs, and of the same beside what their tokens give alone. most: runs at most. single:
+    whether calls have one sequence. first: cases that are run before others are drawn. explain: completes a finding."""
+    runner, calls = runners[0], _Hunting(runners[1], most, seed, progress)
+    hunt = _Hunting(runner, most, seed, progress, calls)
     result = hunt.result
 
     def complete() -> None:
         runner.deadline = float("inf")
-        hunt.drop_explained()
-        for n in range(len(result.findings)):
-            result.findings[n] = explain(hunt.counted(n))
-        result.findings[:] = joined(result.findings)
+        for one in (hunt, calls):
+            one.drop_explained()
+            for n in range(len(one.result.findings)):
+                one.result.findings[n] = explain(one.runner, one.counted(n))
 
     for step in (lambda: hunt.all(first, single), complete):
         try:
@@ -257,7 +265,8 @@ def hunt_engine(
         except KeyboardInterrupt:
             result.notes.append("ended by Ctrl-C")
     runner.pool.shutdown(cancel_futures=True)
-    result.runs, result.seconds = len(runner.outcomes), time.monotonic() - runner.begin
+    result.findings[:] = [*joined(result.findings), *calls.result.findings]
+    result.runs, result.seconds = len(runner.all_runs), time.monotonic() - runner.begin
     return result
 
 
@@ -274,14 +283,16 @@ def joined(findings: Sequence[Finding]) -> list[Finding]:
 
 
 class _Hunting:
-    def __init__(self, runner: Runner, most: int | None, seed: int, progress: Runs) -> None:
-        self.runner, self.most, self.progress = runner, most, progress
+    """A hunt in the outcomes of a runner. calls: the hunt for numbers that depend on the call, in the same cases."""
+
+    def __init__(self, runner: Runner, most: int | None, seed: int, progress: Runs, calls: "_Hunting | None" = None) -> None:
+        self.runner, self.most, self.progress, self.calls = runner, most, progress, calls
         self.rng, self.result, self.plain = random.Random(seed), Hunt(), Case()
         self.refusals: Counter[tuple[str, Any]] = Counter()
 
     @property
     def over(self) -> bool:
-        done, left = len(self.runner.outcomes), self.runner.deadline - time.monotonic()
+        done, left = len(self.runner.all_runs), self.runner.deadline - time.monotonic()
         self.progress(done, len(self.result.findings), left)
         return left < 0 or (self.most is not None and done >= self.most)
 
@@ -308,6 +319,9 @@ class _Hunting:
             due = passed // _TWICE > (passed - len(cases)) // _TWICE and self.runner.outcomes[cases[0]].kind == "ok"
             if due and self.runner.twice(cases[0]).failed:
                 self.pursue(cases[0])
+            elif self.calls is not None and not self.runner.even(cases[0]):  # where it has roundings alone, the definition tells more
+                self.calls.deck, self.calls.plain = self.deck, self.plain
+                self.calls.drawn(cases[:1])
 
     def base(self, free: bool) -> bool:
         """Find a plainest case that the engine takes, and the kind of file that it takes tokens from."""
@@ -327,7 +341,7 @@ class _Hunting:
                 break
         runner.outcomes.clear()
         if bad is not None:
-            self.plain, runner.engine, runner.outcomes = bad[0], bad[1], {bad[0]: bad[2]}
+            self.plain, runner.engine, runner.outcomes[bad[0]] = bad
             return True
         self.result.notes.append(f"the engine took no model: {text}")
         return False

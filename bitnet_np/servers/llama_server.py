@@ -63,7 +63,9 @@ def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
         raise ServerError(f"{where}: completion_probabilities are of the tokens {chosen[:8]}..., not of {generated[:8]}...")
     rows = {len(ids) - 1 + place: top for top, place in zip(tops, places, strict=True) if place is not None}
     record, left_out = completions(where, ids, generated, predict, k, rows), len(generated) - len(rows)
-    note = f"the server has no log-probabilities for {left_out} of {len(generated)} tokens, which end within a character"
+    held = len(generated) - len(chosen)
+    note = f"the server has no log-probabilities for {held} of {len(generated)} tokens, which end within a character"
+    note += f", and {left_out - held} that are not judged: several tokens may be those that they are of" * (left_out > held)
     return replace(record, notes=(note,)) if left_out else record
 
 

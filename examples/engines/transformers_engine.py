@@ -1,6 +1,6 @@
 """transformers for the hunt: bn.hunt(engine), or python transformers_engine.py MODEL TOKENS OUT CHUNK PREFIX for one run.
 
-The model is a GGUF file, which transformers widens to float32. Attention is eager, in float32.
+The model is a GGUF file, which transformers widens to float32 (it needs accelerate). Attention is eager, in float32.
 """
 
 from functools import lru_cache

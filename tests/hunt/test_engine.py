@@ -16,7 +16,7 @@ from bitnet_np.base.errors import FileFormatError, OptionError, ServerError
 from bitnet_np.engine.dialects import EXACT
 from bitnet_np.hunt import again
 from bitnet_np.hunt.api import check_engine
-from bitnet_np.hunt.engine import Call, Command, Ran, engine_of, running
+from bitnet_np.hunt.engine import Call, Command, Ran, engine_of, failed, running
 from bitnet_np.hunt.keep import read_case
 from bitnet_np.hunt.outcome import Judge, definition
 from bitnet_np.hunt.run import call_of
@@ -58,6 +58,11 @@ def test_every_end_of_a_run_is_told(kind, tmp_path):
     assert kind != "exit" or ran.text == "exit code 3: index out of range"
     assert kind != "hang" or time.monotonic() - begin < 30
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1 << 30
+
+
+@pytest.mark.parametrize("text", ["ValueError: The hidden size (64) is not a multiple of the number of heads (6)", "not implemented"])
+def test_a_program_that_says_what_it_does_not_take_refuses(text):
+    assert [failed(code, text).kind for code in (1, -6)] == ["refused", "crash"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="processes of a session")

@@ -13,6 +13,7 @@ from models import random_model
 
 import bitnet_np as bn
 from bitnet_np import spec
+from bitnet_np.hunt import again
 from bitnet_np.hunt.contrast import Contrast, conditions, is_alike, meets
 from bitnet_np.hunt.draws import Deck
 from bitnet_np.hunt.engine import engine_of
@@ -64,6 +65,31 @@ def test_nan_and_other_bits_are_findings():
     state = np.random.default_rng(1)
     result = hunted(engine_with("always", lambda y: y * np.float32(1 + 1e-6 * state.random())), runs=40)
     assert [finding.outcome.kind for finding in result.findings][:1] == ["bits"]
+
+
+@pytest.mark.parametrize(("step", "spoil"), [(1e-4, lambda y: rounded(y, 2e-3)), (1.0, lambda y: 3 * y)])
+def test_numbers_that_depend_on_the_call_are_a_finding(step, spoil, tmp_path):
+    """An engine of few bits passes by the definition, or is wrong everywhere: that threads are wrong shows beside a run alone."""
+
+    def right(model, tokens, threads=1):
+        rows = [rounded(spec.forward(dense_view(model), ids), step) for ids in (tokens if isinstance(tokens, list) else [tokens])]
+        return rows if isinstance(tokens, list) else rows[0]
+
+    def wrong(model, tokens, threads=1):
+        rows = right(model, tokens)
+        return rows if threads < 3 else list(map(spoil, rows)) if isinstance(tokens, list) else spoil(rows)
+
+    found = {engine: hunted(engine, runs=70, out=tmp_path / engine.__name__).findings for engine in (right, wrong)}
+    by_call = [finding for finding in found[wrong] if finding.outcome.kind == "call"]
+    assert [f.outcome.kind for f in found[right]] == [f.outcome.kind for f in found[wrong] if f not in by_call] == ["wrong"] * (step == 1)
+    assert [str(atom) for finding in by_call for atom in finding.condition] == ["the number of threads is at least 3"]
+    assert by_call[0].where.startswith("other numbers than alone in one prefill where the number of threads is at least 3: ")
+    assert [again(by_call[0].folder, engine).kind for engine in (right, wrong)] == ["ok", "call"]
+
+
+def rounded(y, step):
+    """Logits in steps of this part of their spread."""
+    return (np.rint(y / (step * y.std())) * (step * y.std())).astype(np.float32)
 
 
 def test_single_sequences_alone_are_drawn_if_asked():

@@ -22,6 +22,7 @@ FAULTS = {
     "axes": ("attention_weights", lambda q, *more, f=spec.attention_weights: f(q.swapaxes(0, 1) if len(q) == q.shape[1] else q, *more)),
     "gate": ("ACTIVATIONS", dict.fromkeys(spec.ACTIVATIONS, lambda gate, up=1.0: np.maximum(gate, 0) * up)),
     "short": ("ACTIVATIONS", {name: lambda *x, f=f: f(*x) * (np.arange(len(x[0])) < 3)[:, None] for name, f in spec.ACTIVATIONS.items()}),
+    "unturned": ("rotate", lambda x, *more, f=spec.rotate, **how: f(x, *more, **how) * (np.arange(len(x)) < 3)[:, None, None]),
     "head": ("forward", lambda model, ids, forward=spec.forward: forward(model, ids) * 1.1),
 }
 
@@ -62,6 +63,12 @@ def test_what_chance_may_explain_has_no_cause(fault, length, text):
     where gate times up should be, as all of attention's output has in this probe."""
     place = probed(fault, length=length, layers=1, width=128)
     assert (place.text.startswith(text), place.cause) == (True, None)
+
+
+def test_scores_that_are_alike_are_told_as_such():
+    """Queries and keys of later tokens are all 0. Equal keys, or a matrix that is off in this probe, would give the same weights."""
+    cause = probed("unturned", family="qwen3", layers=1).cause
+    assert cause == "layer 0, positions 3 to 8 of 9: at kqv_out: all seen tokens have the same weight: their scores are alike"
 
 
 def test_a_fault_of_the_head_is_in_the_first_probe():

@@ -127,6 +127,16 @@ def test_a_token_that_ends_within_a_character_has_no_log_probabilities():
     assert parse(answer, IDS, 6, 5).top == ()
 
 
+def test_log_probabilities_that_may_be_of_several_tokens_are_not_judged():
+    """The server held back one of two tokens that are alike: nothing says which."""
+    answer = llama_answer(MADE)
+    answer["tokens"][2] = answer["tokens"][1]
+    del answer["completion_probabilities"][2]
+    record = parse(answer, IDS, 6, 5)
+    assert [row.position for row in record.top] == [3, 6, 7, 8]
+    assert record.notes[0].endswith("a character, and 1 that are not judged: several tokens may be those that they are of")
+
+
 CHOICE, ENTRY, META = ("choices", 0), ("completion_probabilities", 1), ("meta_info",)
 LOGPROBS, TOP = (*CHOICE, "logprobs"), (*ENTRY, "top_logprobs", 0)
 ANSWERS = {

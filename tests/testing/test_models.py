@@ -12,7 +12,7 @@ from bitnet_np.model import packing, widen
 from bitnet_np.model.dense import dense_view
 from bitnet_np.model.families import ARCHITECTURES, FAMILIES, layer_shapes
 from bitnet_np.model.records import Linear, Ternary
-from bitnet_np.testing.models import SHAPE, random_model, random_table
+from bitnet_np.testing.models import SHAPE, random_model, random_table, vocabulary
 
 
 def arrays(record):
@@ -100,3 +100,11 @@ def test_arguments_that_are_no_models_are_errors_of_ours():
         except Error:
             pass
     assert made > 20
+
+
+@pytest.mark.parametrize("size", [40, 300])
+def test_every_token_of_a_small_vocabulary_is_whole_characters(size):
+    """llama-server holds back a token that ends within a character, and has no log-probabilities of it."""
+    tokens = vocabulary(size)["tokenizer.ggml.tokens"]
+    texts = [bytes([int(token[3:5], 16)]) if token.startswith("<0x") else token.encode() for token in tokens]
+    assert len({*tokens}) == size == len([text.decode() for text in texts])

@@ -370,7 +370,7 @@ def another(place: Operation, tree: Node) -> Edits:
             if other_form == form and other not in seen:
                 seen.add(other)
                 which = {True: "local", False: "global"}.get(other, f"layer {o.key.layer}" if is_own_name else o.key.name)
-                yield words.format(which), o.make(o, *map(tensor, place.inputs)), form[0]
+                yield words.format(which), changed(o.make(o, *map(tensor, place.inputs)), _unless_zero), form[0]
 
 
 def _form(o: Operation) -> tuple[str, tuple[str, Any], Any]:
@@ -554,6 +554,8 @@ def masks(place: Operation, node: Node, readers: list[Node]) -> Edits:
         unmasked, cut = with_nodes(node, {masked: masked.inputs[0]}), partial(functions.FUNCTIONS["mask"], what=masked.what)
         late = changed(unmasked, lambda p: np.where(np.isfinite(cut(p)), p, 0))
         yield "the mask comes after the softmax: weights of what is seen do not add up to 1", late
+    if node.kind == "scores":  # as queries of zeros, equal keys and much else make them: attention's output does not tell which
+        yield "all seen tokens have the same weight: their scores are alike", changed(node, np.zeros_like)
     if node.kind != "mask":
         return
     for rule, (words, _) in functions.MASKS.items():
