@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -328,7 +328,8 @@ class _Step:
         if w.norm is not None:
             normed = self.rms_norm(name + "_in", "", source.x, w.norm, w.norm_eps)
             source = _Input(self, *normed)
-        return _product(source.x, w.weights, source.codes, self.runtime)
+        x = None if _takes_codes(w.weights, self.runtime.dialect) else source.x
+        return _product(x, w.weights, source.codes, self.runtime)
 
     def _finished(self, name: str, w: Linear, y: Array) -> Array:
         """A product with its scale and bias."""
@@ -339,13 +340,30 @@ class _Input:
     """A tensor that matrices read, and its int8 codes and steps per unit, one for each row: computed once,
     when the first needs them."""
 
-    def __init__(self, step: _Step, name: str, x: Array) -> None:
-        self._step, self._name, self.x = step, name, x
+    def __init__(self, step: _Step, name: str, x: Array, *norm: Any) -> None:
+        """norm: gain and epsilon of an RMS norm of x that is still to be taken, on the CPU."""
+        self._step, self._name, self._x, self._norm = step, name, x, norm
         self._codes: tuple[Array, Array] | None = None
+
+    @classmethod
+    def normed(cls, step: _Step, name: str, source: str, x: Array, *norm: Gain) -> _Input:
+        """x after a norm, whose gain and bias follow. Where nobody observes it,
+        it is normed when it is needed, by one kernel with the quantiser if its codes are."""
+        c = step.runtime.model.config
+        if step.runtime.ops is cpu and c.norm == "rms" and norm[0] is not None and not step.observed:
+            return cls(step, name, x, norm[0], c.eps)
+        return cls(step, *step.norm(name, source, x, *norm))
+
+    @property
+    def x(self) -> Array:
+        if self._norm:
+            self._x, self._norm = cpu.rms_norm(self._x, *self._norm), ()
+        return self._x
 
     def codes(self) -> tuple[Array, Array]:
         if self._codes is None:
-            self._codes = codes, scale = self._step.runtime.ops.quantize(self.x)
+            quantize = cpu.quantize_normed if self._norm else self._step.runtime.ops.quantize
+            self._codes = codes, scale = quantize(self._x, *self._norm)
             self._step.see(self._name + "_codes", codes)
             self._step.see(self._name + "_scale", scale)
         return self._codes
@@ -407,14 +425,14 @@ def _block(step: _Step, h: Array, way: _Way, part: Part = ALL, *, keys: bool = T
 
 def _attention_input(step: _Step, w: Layer, h: Array) -> _Input:
     """What attention's matrices read: [R, D], after the norm before them."""
-    return _Input(step, *step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias))
+    return _Input.normed(step, "attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
 
 
 def _feed_forward_input(step: _Step, w: Layer, h: Array) -> _Input:
     """The same of the feed-forward's matrices."""
     if step.runtime.model.config.shared_norm:
         return _attention_input(step, w, h)
-    return _Input(step, *step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias))
+    return _Input.normed(step, "ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
 
 
 def _attention(step: _Step, h: Array, way: _Way, part: Part, keys: bool, read: _Input | None = None) -> Array:
@@ -425,8 +443,8 @@ def _attention(step: _Step, h: Array, way: _Way, part: Part, keys: bool, read: _
     w = step.weights
     x = _attend(step, read or _attention_input(step, w, h), way, part, keys=keys)
     x = step.note("kqv_out", x.reshape(len(x), -1))
-    name, x = step.rms_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
-    (x,) = step.linears(_Input(step, name, x), attn_o_out=w.attn_output)
+    source = _Input.normed(step, "attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
+    (x,) = step.linears(source, attn_o_out=w.attn_output)
     return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
@@ -490,7 +508,7 @@ def _down(step: _Step, x: Array) -> Array:
     w = step.weights
     assert w.ffn_down is not None
     x = step.note("ffn_out", x)
-    source = _Input(step, *step.rms_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm))
+    source = _Input.normed(step, "ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
     del x  # and its memory
     return step.linears(source, ffn_down=w.ffn_down)[0]
 

@@ -25,7 +25,7 @@ from .launching import Floats, choose, looked_at, rule
 from .roundings import round_as
 from .rows import each, each_column, each_pair, each_with, exponential, layer_norm, rms_norm, rope, rope_adjacent, rotations, take
 from .storage import HOST, HostStorage
-from .ternary import quantize, ternary_matmul, ternary_matmuls
+from .ternary import quantize, quantize_normed, ternary_matmul, ternary_matmuls
 from .workspace import empty
 
 Record = TypeVar("Record")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from . import scalar
 from .fast.simd import fma
-from .launching import Floats, Kernel, launch, parallel, read_only, shared, variant
+from .launching import Floats, Kernel, inlined, launch, parallel, read_only, shared, variant
 from .scalar import WIDE_LANES, cos_sin
 from .sums import wide_dot
 from .workspace import empty
@@ -17,17 +17,22 @@ from .workspace import empty
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 
+@inlined
+def normed(row, gain, eps, lanes, out):
+    """Write the RMS norm of a row."""
+    mean = np.float32(wide_dot(row, row, lanes) / row.size)
+    factor = np.float32(1.0) / np.sqrt(mean + eps)
+    if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
+        factor = np.float32(np.nan)
+    for i in range(row.size):
+        out[i] = np.float32(row[i] * factor) * gain[i]
+
+
 @parallel
 def _rms_norm(team, x, gain, eps, out):
     lanes = np.empty(WIDE_LANES, np.float64)
     for r in shared(team, x.shape[0]):
-        row = x[r]
-        mean = np.float32(wide_dot(row, row, lanes) / row.size)
-        factor = np.float32(1.0) / np.sqrt(mean + eps)
-        if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
-            factor = np.float32(np.nan)
-        for i in range(row.size):
-            out[r, i] = np.float32(row[i] * factor) * gain[i]
+        normed(x[r], gain, eps, lanes, out[r])
 
 
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]

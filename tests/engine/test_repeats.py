@@ -218,7 +218,7 @@ def _decided_by_numpy(gate, up):
     return RELU2(gate, up) if cpu.to_host(gate)[0, 0] > 0 else RELU2(up, gate)
 
 
-RELU2, RMS_NORM = cpu.relu2_gate, cpu.rms_norm
+RELU2, QUANTIZE_NORMED = cpu.relu2_gate, cpu.quantize_normed
 
 
 @pytest.mark.parametrize("gate", [_by_numpy, _changed_by_numpy, _decided_by_numpy])
@@ -231,17 +231,18 @@ def test_a_pass_with_an_operation_that_is_no_launch_is_not_used(gate, monkeypatc
 
 @pytest.mark.parametrize("memory", [empty, np.empty], ids=["of the pass", "of NumPy"])
 def test_what_the_recorded_token_left_in_memory_hides_nothing(memory, monkeypatch):
-    """The same token again, so that the first norm's result is still right where the launches do not write it."""
+    """The same token again, so that the first codes are still right where the launches do not write them."""
 
     def by_numpy(x, gain, eps):
+        codes, scale = QUANTIZE_NORMED(x, gain, eps)
         if gain is not MODEL.layers[0].attn_norm:
-            return RMS_NORM(x, gain, eps)
-        out = memory(x.shape, np.float32)
-        out[...] = RMS_NORM(x, gain, eps)
-        return out
+            return codes, scale
+        out = memory(codes.shape, np.int8)
+        out[...] = codes
+        return out, scale
 
     tokens = [3, 3, 3, 3, 7, 8]
-    monkeypatch.setattr(cpu, "rms_norm", by_numpy)
+    monkeypatch.setattr(cpu, "quantize_normed", by_numpy)
     cache = KVCache(MODEL.config, capacity=8)
     forward(MODEL, [[1, 1]], cache)
     assert_same_bits(decoded(MODEL, cache, tokens), forward_full(MODEL, [[1, 1, *tokens]])[0][2:])

@@ -83,6 +83,14 @@ def test_every_half_is_widened_exactly(dtype):
 # --- quantiser ------------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_norm_and_a_quantiser_in_one_kernel_have_the_bits_of_two():
+    """Also of rows with NaN, infinity, or squares beyond float32."""
+    x, gain = np.random.default_rng(0).standard_normal((2, 4, 2571), np.float32)
+    x[1, 3], x[2, 5], x[3] = np.nan, np.inf, x[3] * f32(1e30)
+    for one, two in zip(cpu.quantize_normed(x, gain[0], 1e-5), cpu.quantize(cpu.rms_norm(x, gain[0], 1e-5)), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_the_quantiser_rounds_ties_to_even():
     x = f32([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 125.5, 126.5, -126.5], [1, 0.5 / 127, 0, 0, 0, 0, 0, 0, 0, -1]])
     codes, scale = cpu.quantize(x)
