@@ -90,6 +90,7 @@ class WrongTable(Dense):
         return weights + np.where(codes.which == code, 0.25 * codes.values[code] * codes.units, 0).astype(np.float32)
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize("kind", ["MXFP4", "IQ3_S", "Q5_0"])
 def test_a_wrong_table_in_all_matrices_is_no_noise(kind, monkeypatch):
     """It has no place, and all products are off alike."""

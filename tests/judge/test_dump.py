@@ -99,6 +99,7 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize("positions", [None, [16], [0, 1, 70, 90], [90, 3]])
 def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
     """At most 64 tokens are run again: those whose logits come first."""

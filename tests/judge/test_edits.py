@@ -39,6 +39,7 @@ MODELS = {
 IDS = np.random.default_rng(4).permutation(80)[:T]
 
 
+@pytest.mark.usual(21)
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_expressions_are_the_operations(family, dialect):
@@ -268,6 +269,7 @@ def test_a_mistake_is_named_beside_roundings_of_no_known_type():
     assert said.startswith("the bias is missing; what is left of the error, NMSE ")
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize(
     ("operands", "dumped", "in_cache"),
     [(cut, "l_out", None), (to_bfloat16, "result_output", None), *((to_bfloat16, "l_out result_output", x) for x in ("float16", "q8_0"))],

@@ -45,6 +45,7 @@ def dump_of(model):
     return points, {key: x.reshape(len(IDS), -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
 
 
+@pytest.mark.usual("ternary", "capped logits")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")  # mistakes divide by zero
 def test_some_outputs_are_those_of_the_whole_result(name):
