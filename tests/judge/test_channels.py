@@ -56,7 +56,6 @@ def uneven(rng, tokens, rows, width):
     return rng.standard_normal((tokens, width)) * rng.lognormal(0, 0.5, width), rng.standard_normal((rows, width)) / 8
 
 
-@pytest.mark.usual(10)
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize(("tokens", "rows", "width"), [(40, 8, 64), (20, 96, 128), (64, 300, 256), (8, 600, 256), (1, 1200, 256)])
 def test_a_rounding_does_not_follow_channels(tokens, rows, width, name):

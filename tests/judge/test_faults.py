@@ -166,7 +166,7 @@ def test_empty_foreign_and_other_tokens_are_invalid():
 # --- several operations at once -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usual(2)
+@pytest.mark.usual(1)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -277,7 +277,6 @@ def test_an_epsilon_is_of_all_positions():
     assert "epsilon is" not in (report.first_wrong.hypothesis or "")
 
 
-@pytest.mark.usual(2)
 @pytest.mark.parametrize("base", BASES)
 def test_inputs_that_are_not_summed_stand_out(base):
     def without_last(e, n):

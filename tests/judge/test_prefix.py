@@ -87,7 +87,6 @@ def test_codes_that_flip_in_the_prefix_are_no_mistake(seed):
     assert report.first_wrong.key == last
 
 
-@pytest.mark.usual(6)
 @pytest.mark.parametrize("prefix", [1, 8, 19])
 @pytest.mark.parametrize("tensor", ["Qcur-0", "Kcur_rope-1", "kqv_out-1", "ffn_down-0", "l_out-1", "result_norm"])
 def test_a_wrong_row_of_any_tensor_is_found_where_it_is(tensor, prefix):

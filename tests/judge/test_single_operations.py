@@ -37,7 +37,7 @@ def test_an_engine_without_a_change_has_our_bits():
         np.testing.assert_array_equal(variant_logits(variant, IDS[None]), forward_full(MODEL, IDS[None]))
 
 
-@pytest.mark.usual(3)
+@pytest.mark.usual(2)
 @pytest.mark.parametrize(
     ("mistake", "keys", "says"),
     [

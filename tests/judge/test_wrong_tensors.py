@@ -445,7 +445,6 @@ def test_a_factor_is_never_said_to_be_1(factor, said):
     assert report.first_wrong.hypothesis == f"everything is {said} times what it should be"
 
 
-@pytest.mark.usual(2)
 @pytest.mark.parametrize(("family", "name"), [("llama", "ffn_norm"), ("llama", "Qcur"), ("llama", "ffn_up"), ("bitnet", "attn_sub_norm")])
 def test_no_step_is_fitted_to_one_wrong_position(family, name):
     """Any row is right with some weight of a norm, or some bias: one equation for each unknown."""
