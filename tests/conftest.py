@@ -30,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # eighth of the time of compiling.
 gc.set_threshold(100_000, 20, 20)
 
+import depth  # noqa: E402
 import numba  # noqa: E402
 import pytest  # noqa: E402
 import said_texts  # noqa: E402
@@ -83,6 +84,12 @@ def slow_clock():
 
 
 @pytest.fixture
+def is_thorough(request):
+    """Whether this run is thorough, for programs that run many checks in one process."""
+    return request.config.getoption("thorough")
+
+
+@pytest.fixture
 def write(tmp_path):
     """A function that writes gguf_models' file, with other keys and tensors."""
     from gguf_models import writer
@@ -98,12 +105,18 @@ def written(tmp_path):
     return writer(tmp_path)
 
 
-def pytest_collection_modifyitems(items):
-    """EXAMPLES=20 gives each property twenty times its examples, for the draws that are rare."""
-    if (times := int(os.environ.get("EXAMPLES", "1"))) > 1:
-        for test in {item.obj for item in items if hasattr(item.obj, "hypothesis")}:
-            usual = test._hypothesis_internal_use_settings
-            test._hypothesis_internal_use_settings = settings(usual, max_examples=times * usual.max_examples)
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true", help="all cases and draws of every test, for a night or a release: an hour")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave to a thorough run what is not usual. EXAMPLES=20 gives each property twenty times its examples, for the draws that are rare."""
+    is_thorough = config.getoption("thorough")
+    depth.draw(items, float(os.environ.get("EXAMPLES", 1 if is_thorough else 1 / depth.SHARE)))
+    if not is_thorough and not any("[" in argument for argument in config.args):
+        kept = set(depth.usual(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 @pytest.hookimpl(trylast=True)

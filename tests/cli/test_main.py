@@ -128,8 +128,6 @@ def test_an_option_is_never_given_two_dashes_as_its_value(option, ended):
 OF_COMPARE = {
     "--models": "--models needs token ids: --tokens, --tokens-file or --text",
     "--models --tokens 1 --html x.html": "--html is for dumps, expected it without --models",
-    "--models --tokens 1 -v": "--verbose is for dumps, expected it without --models",
-    "--models --tokens 1 --partial": "--partial is for dumps, expected it without --models",
     "--tokens 1": "--tokens is for models, expected it with --models",
     "--as llama.cpp": "--as is for models, expected it with --models",
 }

@@ -42,6 +42,7 @@ FOUND = {
 }
 
 
+@pytest.mark.usual(4)
 @pytest.mark.parametrize("condition", FOUND)
 def test_a_fault_is_found_with_its_condition_and_its_smallest_case(condition):
     (finding,) = hunted(engine_with(condition), runs=100).findings  # a condition of two statements stands after 80
@@ -328,6 +329,7 @@ def contrast_of(truth, fails, runs=60, spare=2, seed=3, **edges):
     return contrast, sum(truth(c) != meets(contrast.condition, c) for c in (deck.draw() for _ in range(400)))
 
 
+@pytest.mark.usual(9)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_a_condition_is_what_makes_cases_fail(name):
     """Without an engine: cases are labelled by a rule, and 400 others, which the contrast did not see, by the condition that it says."""

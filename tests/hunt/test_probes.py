@@ -40,6 +40,7 @@ def probed(fault, layer=None, **fields):
     return probe(model, call_of(case), 0, run, JUDGE)
 
 
+@pytest.mark.usual(6)
 @pytest.mark.parametrize(
     ("family", "weights"), [("llama", "float32"), ("qwen3", "Q8_0"), ("bitnet-b1.58", "ternary"), ("granite", "float16")]
 )
@@ -75,6 +76,7 @@ def test_a_fault_of_the_head_is_in_the_first_probe():
     assert probed("head").text == "the embedding, the residual stream, the last norm or the head"
 
 
+@pytest.mark.usual(6)
 @pytest.mark.parametrize(
     "fields",
     [{"family": name} for name in ("gpt2", "phi2", "stablelm", "starcoder2", "gemma2", "gemma3", "olmo2", "minicpm")]

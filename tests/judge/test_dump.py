@@ -99,6 +99,7 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize("positions", [None, [16], [0, 1, 70, 90], [90, 3]])
 def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
     """At most 64 tokens are run again: those whose logits come first."""
@@ -122,13 +123,12 @@ def test_sequences_of_a_batch_that_are_mixed_are_named():
         assert [one.logits.explanation for one in report.sequences] == [f"it has the logits of sequence {n}" for n in (1, 0)] + [None]
 
 
-@pytest.mark.parametrize("text", ["the head is tied to the embedding", "the mean is subtracted"])
-def test_more_tensors_never_hide_a_cause(text):
+def test_more_tensors_never_hide_a_cause():
     model = random_model(3, family="llama", n_layers=3, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, 12)
-    faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if text in m.text)
+    faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if "the mean is subtracted" in m.text)
     points = recorded(faulty.model, ids, ops=faulty.ops, edit=faulty.edit)
     for names in ((), ("l_out",), ("l_out", "result_norm")):
         report = check(model, ids, only(points, "result_output", *names), EXACT)
         assert report.verdict is Verdict.WRONG, names
-        assert text in report.reason, names
+        assert "the mean is subtracted" in report.reason, names

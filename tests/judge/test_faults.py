@@ -37,6 +37,7 @@ DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "validati
 EVERY = {fault.name: (model, ids, fault) for model, ids, fault in mutations.every_fault()}
 
 
+@pytest.mark.usual(24)
 @pytest.mark.parametrize("name", EVERY)
 def test_fault_is_found_and_blamed(name):
     model, ids, fault = EVERY[name]
@@ -51,6 +52,7 @@ def test_fault_is_found_and_blamed(name):
     assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
+@pytest.mark.usual(6)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.usefixtures("unexplained")
 def test_every_operation_of_every_family_is_blamed(family):
@@ -103,6 +105,7 @@ def test_codes_are_exact_but_for_ambiguous_ones():
 # --- honest engines -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_honest_engines_are_left_alone(seed):
     model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
@@ -163,6 +166,7 @@ def test_empty_foreign_and_other_tokens_are_invalid():
 # --- several operations at once -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -181,9 +185,10 @@ def test_layer_outputs_are_enough_to_recognise_a_mistake(name, says):
     assert says.startswith("at") or report.first_wrong.nmse < 1e-2
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize(
     ("model", "names"),
-    [(DEEP, ("inp_embd", "result_output")), (deep_model(3), ("l_out", "result_norm")), (deep_model(2), ("Qcur", "Kcur", "ffn_out"))],
+    [(deep_model(3), ("l_out", "result_norm")), (deep_model(2), ("Qcur", "Kcur", "ffn_out")), (DEEP, ("inp_embd", "result_output"))],
 )
 def test_roundings_across_many_operations_are_no_fault(model, names):
     report = judge_trace(model, only(recorded(model, DEEP_TOKENS, BITNET_CPP), *names), DEEP_TOKENS)

@@ -26,6 +26,7 @@ FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG
 SHALLOW = dataclasses.replace(DEEP, config=dataclasses.replace(DEEP.config, n_layers=8), layers=DEEP.layers[:8])
 
 
+@pytest.mark.usual("8 layers, bitnet.cpp")
 @pytest.mark.parametrize(("base", "model"), [(EXACT, DEEP), (BITNET_CPP, SHALLOW)], ids=["30 layers", "8 layers, bitnet.cpp"])
 def test_roundings_are_no_fault_at_any_depth(base, model):
     """FLIPS_LIMIT is too small for 30 layers. The limit that is measured holds for every kind of rounding, and no known mistake, which are
@@ -50,6 +51,7 @@ def test_roundings_are_no_fault_at_any_depth(base, model):
     assert WRONG in verdicts or model is not DEEP  # by FLIPS_LIMIT
 
 
+@pytest.mark.usual("float16-False")
 @pytest.mark.parametrize(("weights", "search"), [("Q4_K", True), ("Q4_1", False), ("float16", False)])
 def test_dialects_are_no_fault_of_each_other(weights, search):
     """The logits of a dialect that was not declared are close, and it is named. With a mistake they are still wrong. search: whether known
@@ -83,6 +85,7 @@ ENGINES = (
 )
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize("declared", [EXACT, LLAMA_CPP])
 @pytest.mark.parametrize(("seed", "layers"), [(7, 1), (3, 4)])
 def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):

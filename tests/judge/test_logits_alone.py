@@ -90,6 +90,7 @@ def equal_tokens(seed):
     return model, ids, Engine(model, ids, **KINDS["float16"]).run()[LOGITS]
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize("seed", [0, 11, 27])
 def test_a_prompt_of_equal_tokens_is_one_position_many_times(seed):
     """So a scale that is off fits its errors by chance (27), and what reaches farther behind the first positions does so at all (0, 11)."""
@@ -97,6 +98,7 @@ def test_a_prompt_of_equal_tokens_is_one_position_many_times(seed):
     assert check(model, ids, theirs, budget=2.0).verdict <= NARROW
 
 
+@pytest.mark.usual(3)
 @pytest.mark.parametrize("at", [35, 50, 66, 90, 110])
 @pytest.mark.parametrize("seed", [0, 6])
 def test_noise_that_begins_at_a_position_is_none_of_all_operations(seed, at):
@@ -137,6 +139,7 @@ SAYS = {
 }
 
 
+@pytest.mark.usual(3)
 @pytest.mark.parametrize("name", SAYS)
 def test_mistakes_smaller_than_roundings_are_found_and_named(name):
     theirs = definition(tokens(17), *SMALL_FAULTS[name])
@@ -199,15 +202,14 @@ def test_scales_that_do_the_same_are_said_together():
     assert re.fullmatch(said, explanation)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("attn_v", 1.3), ("attn_q", 0.5)])
-def test_a_scale_that_is_far_off_is_named_and_another_large_error_is_none(name, factor):
+def test_a_scale_that_is_far_off_is_named_and_another_large_error_is_none():
     """The logits are WRONG by their distance. The engine with the scale that is read off them is run, and comes near."""
     base, ids = Variant("ours", LLAMA, EXACT), IDS
-    judgement = judge_by(base, ids)(logits_of(scaled(base, name, factor), ids))
-    says = f"the scale of {name} is off, by a factor of about "
+    judgement = judge_by(base, ids)(logits_of(scaled(base, "attn_v", 1.3), ids))
+    says = "the scale of attn_v is off, by a factor of about "
     assert judgement.verdict is WRONG
     assert judgement.explanation.startswith(says)
-    assert float(judgement.explanation.removeprefix(says)) == pytest.approx(factor, rel=0.1)
+    assert float(judgement.explanation.removeprefix(says)) == pytest.approx(1.3, rel=0.1)
     right = logits_of(base, ids)
     noise = np.random.default_rng(2).standard_normal(right.shape).astype(np.float32) * right.std() / 2
     judgement = judge_by(base, ids)(right + noise)

@@ -72,6 +72,7 @@ def test_rounded_weights_are_shared_by_tokens_whose_inputs_are_alike():
         assert verdict <= Verdict.FLIPS, (seed, reason)
 
 
+@pytest.mark.usual(4)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("family", ["bitnet-b1.58", "llama", "gpt2", "qwen2", "gptneox"])
 def test_every_operation_of_every_family_has_room_for_its_roundings(family, kind):
@@ -139,6 +140,7 @@ def dump_of(kind, seed, faults=None, layers=None, **shape):
     return model, ids, Engine(model, ids, faults or {}, layers, **KINDS[kind]).run()
 
 
+@pytest.mark.usual(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_honest_engines_are_left_alone(kind, seed):

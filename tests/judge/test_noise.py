@@ -99,11 +99,13 @@ def test_a_cache_may_keep_its_first_token_whole_and_weights_may_not_be_wrong_beh
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("kqv_out", 0))
 
 
+@pytest.mark.usual(12)
 @pytest.mark.parametrize("policy", [*TUNED, *UNSEEN])
 def test_right_engines_pass_whatever_their_format(policy):
     assert_right(policy, None, is_coarse=False)
 
 
+@pytest.mark.usual(6)
 @pytest.mark.parametrize("policy", sorted(BETWEEN_LAYERS))
 def test_right_engines_pass_by_the_outputs_of_layers(policy, monkeypatch):
     if policy not in SOUGHT:
@@ -221,6 +223,7 @@ def test_noise_is_wrong_where_only_what_is_declared_is_right():
     assert judged(points, precision="kv=f16", strict=True).verdict == judged(points, precision="exact").verdict == Verdict.WRONG
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize(
     ("policy", "flag"), [("int8 rows", "mul=int8:row"), ("e4m3 cache", "kv=e4m3"), ("SiLU by a table", "exp=0.001"), ("KIVI", "noise=2^-")]
 )
@@ -262,6 +265,7 @@ FAULTS = {
 """A tensor -> a mistake in it."""
 
 
+@pytest.mark.usual(7)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("base", BASES)
 def test_a_mistake_stands_out_of_noise(base, name):
@@ -395,6 +399,7 @@ def test_the_level_of_others_is_that_of_noise_alone():
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usual(3)
 @pytest.mark.parametrize(
     "policy", ["int8 rows", "LLM.int8", "TF32 by truncation", "MXFP8", "KIVI", "e5m2 by tensor", "mantissas cut to 7 bits"]
 )

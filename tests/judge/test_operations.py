@@ -57,6 +57,7 @@ def test_single_operations_are_those_of_the_definition(shape):
     assert judged == points.keys() - {TOKENS} - {key for key in points if key.name.endswith("_in")}
 
 
+@pytest.mark.usual(21)
 @pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
 @pytest.mark.parametrize("inner_norms", [False, True])
 @pytest.mark.parametrize("family", ARCHITECTURES)

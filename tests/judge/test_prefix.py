@@ -69,6 +69,7 @@ def test_the_type_of_tensors_is_seen_behind_a_prefix(kind, prefix):
     assert any(note.startswith(f"judged as {kind}, read off the dump") for note in report.notes)
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize("seed", [3, 7, 9, 11])
 def test_codes_that_flip_in_the_prefix_are_no_mistake(seed):
     """Its keys and values are ours, and those of the engine have other codes. A key too few of the prefix is found all the same."""

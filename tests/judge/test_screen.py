@@ -45,6 +45,7 @@ def dump_of(model):
     return points, {key: x.reshape(len(IDS), -1).astype(np.float64) for key, x in points.items()} | {TOKENS: IDS}
 
 
+@pytest.mark.usual("ternary", "capped logits")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")  # mistakes divide by zero
 def test_some_outputs_are_those_of_the_whole_result(name):
@@ -64,7 +65,7 @@ def test_the_same_is_said_as_without_a_screen(monkeypatch):
     model, rng, said = MODELS["ternary"](), np.random.default_rng(1), 0
     points, values = dump_of(model)
     planted = [item for item in edits_of(model, values) if item[3].shape == values[item[0].key].shape and np.isfinite(item[3]).all()]
-    for i in rng.choice(len(planted), 12, replace=False):
+    for i in rng.choice(len(planted), 6, replace=False):
         operation, attempt, _, wrong = planted[i]
         wrong = np.where(np.arange(len(IDS))[:, None] >= (i % 2) * 4, wrong, values[operation.key])  # in all tokens, or from one on
         dump = {key: points[key] for key in operation.inputs} | {operation.key: wrong.astype(np.float32)}
@@ -75,7 +76,7 @@ def test_the_same_is_said_as_without_a_screen(monkeypatch):
             texts.append(next(o.hypothesis for o in report.operations if o.key == operation.key))
         assert texts[0] == texts[1], attempt.text
         said += texts[0] is not None
-    assert said > 6
+    assert said > 3
 
 
 def test_rows_of_a_ternary_matrix_are_unpacked_alone():

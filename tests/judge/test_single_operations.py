@@ -37,6 +37,7 @@ def test_an_engine_without_a_change_has_our_bits():
         np.testing.assert_array_equal(variant_logits(variant, IDS[None]), forward_full(MODEL, IDS[None]))
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize(
     ("mistake", "keys", "says"),
     [
@@ -93,6 +94,7 @@ def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
     assert text in report.reason
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

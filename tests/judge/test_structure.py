@@ -122,23 +122,13 @@ def test_a_function_is_shown_by_numbers_at_which_it_is_wrong(seed, eighths):
 @pytest.mark.parametrize(
     ("law", "says"),
     [
-        (lambda x: 0 * x + 3, "all numbers are 3"),
         (lambda x: 2 * x, "all numbers are 2 times what is right"),
         (lambda x: x + 0.5, "0.5 is added to all numbers"),
-        (spec.softmax, "they are the softmax of each row"),
-        (lambda x: np.log(spec.softmax(x)), "they are the logarithms of each row's softmax"),
-        (lambda x: x - x.max(axis=-1, keepdims=True), "the largest number of each row is subtracted"),
-        (lambda x: x - x.mean(axis=-1, keepdims=True), "the mean of each row is subtracted"),
-        (lambda x: x / x.sum(axis=-1, keepdims=True), "each row is divided by its sum"),
-        (lambda x: x / np.abs(x).max(axis=-1, keepdims=True), "each row is divided by its largest magnitude"),
         (
             lambda x: x.transpose(1, 0, 2).reshape(x.shape),
             "numbers are laid out as [head, position, element], and read as [position, head,",
         ),
-        (lambda x: np.roll(x.ravel(), -3).reshape(x.shape), "numbers are read 3 behind their place"),
         (lambda x: np.roll(x.ravel(), 2).reshape(x.shape), "numbers are read 2 before their place"),
-        (lambda x: np.where(MANY < 0.1, 0, x / 0.9), "of the numbers 9.3 % are "),
-        (lambda x: np.where(MANY < 0.1, -x, x), "of the numbers 9.3 % are "),
     ],
 )
 def test_laws_of_all_numbers_are_told(law, says):
@@ -195,26 +185,14 @@ def test_dropout_and_penalties_are_told_by_their_ratios():
     assert "are of the other sign, 9" in told(np.where(MANY < 0.1, -SOME, SOME), SOME)
 
 
-def test_rows_read_from_other_distances_are_told():
-    x = SOME.reshape(12, 64)
-    read = np.append(x, np.ones(99))[np.arange(12)[:, None] * 65 + np.arange(64)]
-    assert structure(Numbers(read, x, ("position", "element"))) == "rows are read by a stride that is 1 too large"
-
-
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        (np.arange(12) // 2, "head i has the numbers of i // 2"),
-        (np.arange(12) % 3, "head i has the numbers of i % 3"),
-        (np.arange(12) // 4 * 4, "head i has the numbers of i - i % 4"),
-        (np.arange(12) ^ 1, "head i has the numbers of i ^ 1"),
-        (np.arange(12)[::-1], "head i has the numbers of i from the end: the order is the opposite"),
-        (np.arange(12).reshape(3, 4).T.ravel(), "head i has the numbers of 4 * (i % 3) + i // 3: rows of 4 are read as columns"),
         (np.r_[4:8, 0:4, 8:12], "heads 0 to 3 have the numbers of heads 4 to 7, heads 4 to 7 have the numbers of heads 0 to 3"),
         (np.r_[0, 0, 0, 0, 4:12], "heads 1 to 3 have the numbers of head 0"),
     ],
 )
-def test_orders_are_said_as_a_rule_or_by_runs(source, says):
+def test_orders_that_follow_no_rule_are_said_by_runs(source, says):
     assert moves_in_words(source, "head") == says
 
 
@@ -727,6 +705,7 @@ def test_a_blend_of_frequencies_that_is_turned_round_is_told(factor, power):
     assert said == "kept and slowed frequencies are mixed the wrong way round: pairs that should keep theirs are slowed"
 
 
+@pytest.mark.usual(1)
 @pytest.mark.parametrize("family", EVERY)
 def test_nothing_is_solved_for_in_noise(family):
     rng = np.random.default_rng(3)

@@ -54,6 +54,7 @@ def test_our_own_numbers_are_right(first):
     assert report.notes[-1].startswith(f"{20 * (19 - first)} log-probabilities of positions {first} to 18 are judged")
 
 
+@pytest.mark.usual(2)
 @pytest.mark.parametrize("k", [5, 20])
 @pytest.mark.parametrize("model", [LLAMA, BITNET], ids=["llama", "bitnet"])
 def test_honest_servers_are_no_alarm(model, k):

@@ -22,6 +22,7 @@ def test_kernels_stay_within_their_arrays():
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
 
+@pytest.mark.usual(0)  # compiles every kernel
 def test_kernels_stay_within_the_arrays_that_they_make(tmp_path):
     """Compiled anew, for the program has another way to make them."""
     done = run("import runpy; runpy.run_module('guarded_inside', run_name='__main__')", NUMBA_CACHE_DIR=str(tmp_path))

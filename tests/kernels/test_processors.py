@@ -40,7 +40,6 @@ ASK_THE_PROCESSOR = {
     "support/kernel_calls.py": "which kernels it never launches",
     "support/passes.py": "for matrix tiles, to do without them as well",
     "support/processors.py": "which processors it can stand in for",
-    "support/soak.py": "for matrix tiles, to do without them",
     "sweep/test_run.py": "to compare it with what a report says of the machine",
     "testing/test_part_cases.py": "for the borders of its kernels, to see that every side of them is run",
 }
@@ -66,6 +65,7 @@ def run(program, *arguments, **environment):
 
 
 @x86
+@pytest.mark.usual("AVX2", "SSE")  # one with fused multiply-add, one without, which runs every kernel; compiling takes most of the time
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_lesser_processor_gives_the_same_bits(name):
     """And again where memory that was freed is gone."""
@@ -99,16 +99,15 @@ in the self-test, which runs as well."""
 
 
 @glibc
-def test_no_kernel_uses_memory_after_it_was_freed():
-    assert run("passes", "1") == RECORDED  # compiled where memory is quick
-    types = " ".join(kind.name for kind in ALL_BLOCK_TYPES)
-    here = run("processors", types, ",".join(OF_EACH_KIND), "whole", **OWN_MAPPINGS)
-    passes = {name: digest for name, digest in RECORDED.items() if name.startswith(OF_EACH_KIND)}
+def test_no_kernel_uses_memory_after_it_was_freed(is_thorough):
+    """A usual run takes one family, one type of blocks and the caches: these call most kernels."""
+    types, beginnings, whole = "Q4_K", ("family bitnet-b1.58", "ternary", "Q4_K", "cache"), []
+    if is_thorough:
+        assert run("passes", "1") == RECORDED  # compiled where memory is quick
+        types, beginnings, whole = " ".join(kind.name for kind in ALL_BLOCK_TYPES), OF_EACH_KIND, ["whole"]
+    here = run("processors", types, ",".join(beginnings), *whole, **OWN_MAPPINGS)
+    passes = {name: digest for name, digest in RECORDED.items() if name.startswith(beginnings)}
     assert (here["passes"], here["wrong"], here["contract"], here["costs"]) == (passes, [], [], [])
-
-
-def test_threads_that_compute_at_once_get_the_same_bits():
-    assert run("soak", "4", MALLOC_ARENA_MAX="1") > 100
 
 
 @glibc

@@ -30,6 +30,7 @@ def one_scale(model):
     return model
 
 
+@pytest.mark.usual(25)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("weights", TYPES)
 def test_a_file_is_the_model_that_was_written_fused_or_split(written, family, weights):

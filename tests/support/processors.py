@@ -67,7 +67,10 @@ PROCESSORS = {
     "Intel server, VNNI": Processor("icelake-server", SERVER, "avx512-vnni", True, 16, ("Q4_K", "Q8_0"), (*TERNARY, "Q4_K", "Q8_0")),
     "AMD server, VNNI": Processor("znver4", f"{SERVER},{AMD}", "avx512-vnni", True, 1 << 31, (), TERNARY),
     "AVX-512 alone": Processor("skylake-avx512", AVX512, "avx512", True, 5, ("Q8_0",)),
-    "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), (*TERNARY, *FLOATS, "Q4_K", "Q5_1"), is_whole=True),
+    "AVX2": Processor("haswell", AVX2, "avx2", False, 3, ("Q4_K",)),
+    "AVX2, every kernel": Processor(
+        "haswell", AVX2, "avx2", False, 3, ("Q4_K", "Q5_1"), (*TERNARY, *FLOATS, "Q4_K", "Q5_1"), is_whole=True
+    ),
     "AVX-VNNI": Processor("alderlake", AVX2 + ",+avxvnni", "avx-vnni", False, 3, ("Q8_0",)),
     "SSE": Processor("nehalem", SSE4, "ssse3", False, 3, ("Q4_K", "Q6_K"), is_whole=True),
     "x86-64 alone": Processor("generic", "", "generic", False, 3, ("Q8_0",)),
