@@ -474,11 +474,12 @@ def starts(place: Operation, tree: Node) -> Edits:
     leaves = [leaf for leaf in tensors(tree) if leaf.what.name in _AXES and leaf.what.name != TOP_EXPERTS]
     for some in (*([leaf] for leaf in leaves), *[leaves[1:]] * (len(leaves) > 2)):
         names = " and ".join(leaf.what.name for leaf in some)
-        for what, size in (("row", None), *[("head", place.config.head_dim)] * all(leaf.what.name in HEADS for leaf in some)):
+        size, is_of_heads = place.config.head_dim, all(leaf.what.name in HEADS for leaf in some)
+        for what in ("row", "head") if is_of_heads else ("row",):
             for words, start in functions.starts(what, _OFFSETS):
-                read = partial(functions.read_from, start=start, size=size)
+                read = partial(functions.read_from, start=start, size=size if what == "head" else None)
                 yield f"{names}: {words}", with_nodes(tree, {leaf: changed(leaf, read) for leaf in some})
-        for n in (n for n in _OFFSETS if what == "head" and n > 0):
+        for n in (n for n in _OFFSETS if is_of_heads and n > 0):
             padded = {leaf: changed(leaf, partial(functions.read_padded, size=size, more=n)) for leaf in some}
             yield f"{names}: heads are read as if {n} numbers lay behind each, and zeros behind the row", with_nodes(tree, padded)
 
