@@ -350,7 +350,7 @@ class _Input:
         """x after a norm, whose gain and bias follow. Where nobody observes it,
         it is normed when it is needed, by one kernel with the quantiser if its codes are."""
         c = step.runtime.model.config
-        if step.runtime.ops is cpu and c.norm == "rms" and norm[0] is not None and not step.observed:
+        if step.runtime.ops is cpu and c.norm == "rms" and norm[0] is not None and not step.runtime.observed:
             return cls(step, name, x, norm[0], c.eps)
         return cls(step, *step.norm(name, source, x, *norm))
 
