@@ -94,10 +94,6 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
     for words, rule in rules(count) if off.size > 2 else ():
         if (source == rule).all():
             return f"{what} i has {of} of {words}"
-    if np.count_nonzero(np.diff(off) > 1) > 2 and np.unique(shift).size == 1:
-        by = int(shift[0])
-        which = {-1: f"the {what} before", 1: f"the next {what}"}.get(by, f"the {what} {abs(by)} {'behind' if by > 0 else 'before'}")
-        return f"{places_of(off, count, what, amount=False)} have {of} of {which}"
     step, breaks = np.diff(source[off]), [0]  # 1 where a run of them stands elsewhere, 0 where one stands in the place of all
     for k in range(len(step)):
         if off[k + 1] != off[k] + 1 or step[k] not in (0, 1) or (k > breaks[-1] and step[k] != step[k - 1]):
@@ -106,6 +102,10 @@ def moves_in_words(source: Indices, what: str, of: str = "the numbers") -> str:
     for size in (n for n in range(3, count // 2 + 1) if len(moves) > 3 and count % n == 0 and source[:n].max() < n):
         if (source == (source[:size] + np.arange(0, count, size)[:, None]).ravel()).all():
             return f"in each {size} {what}s: {moves_in_words(source[:size], what, of)}"
+    if len(moves) > 3 and np.unique(shift).size == 1:
+        by = int(shift[0])
+        which = {-1: f"the {what} before", 1: f"the next {what}"}.get(by, f"the {what} {abs(by)} {'behind' if by > 0 else 'before'}")
+        return f"{places_of(off, count, what, amount=False)} have {of} of {which}"
     for words, rule in rules(count) if len(moves) > 3 else ():
         if (source[off] == rule[off]).all():
             return f"{places_of(off, count, what, amount=False)} have those of {words}, for {what} i"

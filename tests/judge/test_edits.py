@@ -399,6 +399,32 @@ def test_tensors_that_are_read_from_other_places_are_told(name, by, how):
 
 
 @settings(max_examples=6)
+@given(st.sampled_from(["Qcur", "Kcur"]), st.sampled_from([1, 2, 8]))
+def test_heads_that_are_read_as_if_padded_are_told(name, more):
+    model = random_model(4, family="llama", **SMALL)
+    c, angle = model.config, np.arange(T)[:, None] * model.rope_frequency.astype(np.float64)
+
+    def rotated(x):
+        heads = x.shape[1] // c.head_dim
+        at = (np.arange(heads)[:, None] * (c.head_dim + more) + np.arange(c.head_dim)).ravel()
+        read = np.append(x, np.zeros((T, heads * more)), axis=1)[:, at]
+        return spec.rotate(read.reshape(T, heads, -1), angle, c.rope).reshape(T, -1)
+
+    said = planted(model, f"{name}_rope", rotated)
+    assert said == f"{name}: heads are read as if {more} numbers lay behind each, and zeros behind the row"
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_codes_in_twos_complement_are_told(kind):
+    model = random_model(3, family="llama", weights=kind, width=64, ffn=96, heads=4, kv_heads=2, head_dim=16, n_layers=2, vocab=80)
+    right = FORMATS[kind]
+    signed = tuple(replace(codes, table=(*range(8), *range(-8, 0)), bias=0) for codes in right.codes)
+    linear = model.layers[1].attn_q
+    matrix = weights_as(linear.weights.data.view(np.uint8), replace(right, codes=signed)).astype(np.float64)
+    assert planted(model, "Qcur", lambda x: x @ matrix.T + linear.bias) == f"{kind}: codes are read with a sign, in two's complement"
+
+
+@settings(max_examples=6)
 @given(st.integers(0, 99), st.sampled_from(["attn_norm", "ffn_norm"]), st.sampled_from(["attn_norm", "ffn_norm", "layer 0", "result_norm"]))
 def test_a_norm_with_all_weights_of_another_is_told(seed, name, other):
     model = random_model(seed, family="starcoder2", **SMALL)

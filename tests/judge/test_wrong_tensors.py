@@ -99,7 +99,9 @@ PRODUCTS = {
     "at elements 10 to 49 of 120: input 7 is not summed": summed(np.where(INPUT == 7, 0.0, 1.0), slice(10, 50)),
     "at positions 4 to 11 of 17: input 7 is not summed": summed(np.where(INPUT == 7, 0.0, 1.0), rows=slice(4, 12)),
     "elements 100 to 119 of positions 6 to 16 are 0: never written": changed(UP, np.s_[6:, 100:], 0),
-    "all wrong numbers are 0, at positions 5 to 16: never written": changed(changed(UP, np.s_[6:, 100:], 0), np.s_[5, :40], 0),
+    "all wrong numbers are 0, at positions 5 to 16, elements 0 to 39, 100 to 119: never written": changed(
+        changed(UP, np.s_[6:, 100:], 0), np.s_[5, :40], 0
+    ),
 }
 
 # --- norms, activations, sums, the embedding ------------------------------------------------------------------------------------------
