@@ -290,7 +290,7 @@ NOT_PLANTED = {
         model.families.* model.records.window_fields model.records.Config.has_choice model.records.Layer.linears
         engine.dialects.Dialect.with_cache
     """,
-    "chooses among ways of the same bits": "engine.network._Step.observed base.block_formats.Integers.four_bits",
+    "chooses among ways of the same bits": "engine.network.Runtime.observed base.block_formats.Integers.four_bits",
     "runs for kernels alone: no pass of the contract is recorded": "engine.repeats.*",
     "does nothing": "engine.network.ignore spec.ignore",
     "is declared here, and computed by backends": "engine.backend.*",

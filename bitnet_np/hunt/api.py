@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numba.core import event
 from numpy.typing import NDArray
 
 from ..base.blas import one_thread
@@ -59,11 +60,11 @@ def hunt(
     `./run -m {model} -t {tokens}.txt -o {out}.npy`. Or a server's, with {model} and {port}, which is started for each run and asked as
     `check --endpoint` asks.
 
-    like: a model, or a file, whose family, types and settings all drawn models have. time: seconds. runs: at most so many. workers: runs
-    at a time. limit: seconds for one run of a command. out: a folder for the failing cases; those that it has are run first. single:
-    whether all calls have one sequence. judge: what is known of the engine. spread: maps a function over cases, such as on a cluster, in
-    place of threads; `workers` of them at a time. progress: called with the runs, the findings, and the seconds
-    left.
+    like: a model, or a file, whose family, types and settings all drawn models have. time: seconds, without those in which kernels are
+    compiled. runs: at most so many. workers: runs at a time. limit: seconds for one run of a command. out: a folder for the failing cases;
+    those that it has are run first. single: whether all calls have one sequence. judge: what is known of the engine. spread: maps a
+    function over cases, such as on a cluster, in place of threads; `workers` of them at a time. progress: called with the runs, the
+    findings, and the seconds left.
 
     Raises bitnet_np.Error for arguments that cannot be used. What the engine does raises nothing.
     """
@@ -90,7 +91,7 @@ def hunt(
             finding = replace(finding, place=_place(runner, finding))
         return finding if folder is None else keep(runner, finding, folder)
 
-    with one_thread():
+    with one_thread(), event.install_listener("numba:compiler_lock", runner.compiling):
         kept = [] if folder is None else kept_cases(folder)
         return hunt_engine((runner, Compared(runner)), runs, seed, single, kept, progress, complete)
 

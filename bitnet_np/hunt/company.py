@@ -76,9 +76,7 @@ def difference(outcome: Outcome, alone: Sequence[Outcome], model: Model, dialect
         bad += [(b, int(p)) for p in at[excess > 1]]
         if excess.max() > most:
             most, p = float(excess.max()), int(excess.argmax())
-            text = (
-                f"NMSE to the same tokens alone in one prefill is {far[p]:.2g} at position {at[p]}, {most:.2g} times what roundings explain"
-            )
+            text = f"NMSE to the same tokens alone is {far[p]:.2g} at position {at[p]}, {most:.2g} times what roundings explain"
     return replace(outcome, kind="call" if bad else "ok", text=text, bad=tuple(bad))
 
 

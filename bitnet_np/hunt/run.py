@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numba.core import event
 
 from ..base.errors import ShapeError, UnsupportedError
 from ..judge.report.report import Report
@@ -162,7 +163,8 @@ class Runner:
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool = ThreadPoolExecutor(workers)
         self.spread = spread or self.pool.map
-        self.begin = time.monotonic()
+        self.compiling = event.TimingListener()
+        self.begin = self.now()
         self.deadline = self.begin + seconds
         self.made = lru_cache(_KEPT)(lambda case: model_of(case, like))
 
@@ -173,6 +175,10 @@ class Runner:
             own = {"head_dim": like.config.head_dim, "rope_width": like.config.rope_width or 0}
             like = self.model(fitted(with_fields(case_like(like)[0], own)))
         return Runner, (self.engine, like, self.judge), {"exact": self.exact}
+
+    def now(self) -> float:
+        """Seconds since some time, without those in which kernels were compiled: a first hunt draws as many cases as others."""
+        return time.monotonic() - (self.compiling.duration if self.compiling.done else 0.0)
 
     def model(self, case: Case) -> Model:
         """The model of a case."""
@@ -214,7 +220,7 @@ class Runner:
 
     def run_all(self, cases: Sequence[Case]) -> list[Outcome]:
         """Their outcomes, some at a time. Raises TimeoutError where the time is over before they begin."""
-        if time.monotonic() > self.deadline:
+        if self.now() > self.deadline:
             raise TimeoutError
         new = [case for case in dict.fromkeys(cases) if case not in self.outcomes]
         self.outcomes.update(zip(new, self.spread(self.run, new), strict=True))
@@ -266,7 +272,7 @@ def hunt_engine(
             result.notes.append("ended by Ctrl-C")
     runner.pool.shutdown(cancel_futures=True)
     result.findings[:] = [*joined(result.findings), *calls.result.findings]
-    result.runs, result.seconds = len(runner.all_runs), time.monotonic() - runner.begin
+    result.runs, result.seconds = len(runner.all_runs), runner.now() - runner.begin
     return result
 
 
@@ -292,7 +298,7 @@ class _Hunting:
 
     @property
     def over(self) -> bool:
-        done, left = len(self.runner.all_runs), self.runner.deadline - time.monotonic()
+        done, left = len(self.runner.all_runs), self.runner.deadline - self.runner.now()
         self.progress(done, len(self.result.findings), left)
         return left < 0 or (self.most is not None and done >= self.most)
 
@@ -358,7 +364,7 @@ class _Hunting:
         cases = [changed(several if name == "ragged" else self.plain, name, x) for name, x in changes]
         trials = [(name, x, case) for (name, x), case in zip(changes, cases, strict=True) if case != self.plain]
         wrong: list[Case] = []
-        while trials and not (self.over or (time.monotonic() > until and trials[0][0] in GIVEN)):
+        while trials and not (self.over or (runner.now() > until and trials[0][0] in GIVEN)):
             some, trials = trials[: runner.workers], trials[runner.workers :]
             for (name, value, case), outcome in zip(some, runner.run_all([case for *_, case in some]), strict=True):
                 limit = outcome.kind == "crash" and not outcome.text.startswith("SIG")

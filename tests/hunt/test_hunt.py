@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import time
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hunted_engines import engine_with
 from models import random_model
+from numba.core import event
 
 import bitnet_np as bn
 from bitnet_np import spec
@@ -152,6 +154,15 @@ def hunting_in(engine, **edges):
     hunting.plain, _ = case_like(LIKE)
     hunting.deck = Deck({name: (getattr(hunting.plain, name),) for name in EDGES} | edges, hunting.rng)
     return hunting
+
+
+def test_kernels_that_are_compiled_take_no_time_of_a_hunt():
+    runner = Runner(engine_of(lambda model, tokens: None), LIKE, Judge())
+    with event.install_listener("numba:compiler_lock", runner.compiling):
+        begin, wall = runner.now(), time.monotonic()
+        with event.trigger_event("numba:compiler_lock"):
+            time.sleep(0.2)
+        assert time.monotonic() - wall - (runner.now() - begin) > 0.19
 
 
 @pytest.mark.parametrize(("fault", "count"), [({"layers": 4}, 1), ({"head_dim": 80}, 2)])

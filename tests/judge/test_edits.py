@@ -37,6 +37,7 @@ MODELS = {
     "granite": random_model(3, family="granite", **SMALL),
 }
 IDS = np.random.default_rng(4).permutation(80)[:T]
+QUERY, KEY = np.arange(T)[:, None], np.arange(T)
 
 
 @pytest.mark.usual(21)
@@ -292,6 +293,15 @@ def attended(model, q, k, v, weights_of):
     q, k, v = (x.reshape(T, -1, c.head_dim) for x in (q, k, v))
     scores = np.einsum("thk,shk->hts", q, spec.by_query_head(k, c.heads)) * c.head_dim**-0.5
     return np.einsum("hts,shk->thk", weights_of(scores, np.tri(T, dtype=bool)), spec.by_query_head(v, c.heads)).reshape(T, -1)
+
+
+def test_cells_of_a_window_that_are_lost_from_some_token_on_are_told_together():
+    """As where a ring of slots is copied when it grows, and what has wrapped is left behind."""
+    model = random_model(4, family="llama", window=7, **SMALL)
+    lost = (KEY >= 3) & (KEY < 7) & (QUERY >= 8)
+    seen = (QUERY - KEY < 7) & ~lost
+    said = planted(model, "kqv_out", lambda *x: attended(model, *x, lambda s, visible: spec.softmax(np.where(visible & seen, s, -np.inf))))
+    assert said == "positions 3 to 6 are read by no token from position 8 on: they were lost, or written over"
 
 
 @settings(max_examples=3)

@@ -40,11 +40,12 @@ def moved_cells(wrong: Wrong) -> str | None:
     if (source == np.repeat(source[:, ::shared], shared, axis=1)).all():
         what, source, own = "head", source[:, ::shared], own[:, ::shared]
     law = _strides(source, own, what, per, len(values) - 1)
-    if law is None and (noun, what) == ("values", "head") and np.count_nonzero(source != own) > FEW:
+    if law is None and noun != "values":  # others say which cells hold what, and why
+        return None
+    if law is None and what == "head" and np.count_nonzero(source != own) > FEW:
         axes = ("position", "head", "element")
         law = structure(Numbers(values[source], attended.values[:, ::shared], axes, wrong.noise))
-    unit = noun if per == 1 else f"elements of {noun}"
-    return f"{noun}: {law or _rows_in_words(source, own, heads // shared * per, unit)}{'; weights are right' * (noun == 'values')}"
+    return f"{noun}: {law or _rows_in_words(source, own, heads // shared, noun)}{'; weights are right' * (noun == 'values')}"
 
 
 def _windows(x: Array, step: int) -> NDArray[np.float64]:

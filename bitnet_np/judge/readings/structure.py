@@ -164,8 +164,9 @@ def _laid_out(n: Numbers) -> str | None:
 
 
 def _in_tiles(shape: tuple[int, ...], axes: tuple[str, ...], axis: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Yields the shape, and what its axes count, with one of them cut into tiles."""
-    for size in (size for size in _TILES if size < shape[axis] and shape[axis] % size == 0):
+    """Yields the shape, and what its axes count, with one of them cut into tiles, or into the shares of 2 to 8 ranks."""
+    sizes = dict.fromkeys((*_TILES, *(shape[axis] // n for n in (8, 4, 3, 2) if shape[axis] % n == 0)))
+    for size in (size for size in sizes if 1 < size < shape[axis] and shape[axis] % size == 0):
         names = f"tile of {size} {axes[axis]}s", f"{axes[axis]} of it"
         yield (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :]), (*axes[:axis], *names, *axes[axis + 1 :])
 
