@@ -7,8 +7,7 @@ running.py      runs the module of a command, once its arguments are parsed
 
 A file for each command has run(arguments) -> exit code: check.py, compare.py, completion.py, convert.py, demo.py, generate.py, grad.py,
 hunt.py, inspect.py, logits.py, mask.py, nll.py, selftest.py, sweep.py, tokenize.py, trace.py, vectors.py. Parts of commands:
-check_server.py for `check --endpoint`, compare_models.py for `compare --models`,
-cluster.py for clusters.
+check_server.py for `check --endpoint`, compare_models.py for `compare --models`, cluster.py for clusters.
 
 arguments.py    what arguments that several commands share say
 inputs.py       the model file of a command, and token ids from the command line and from files

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numba.core import event
 from numpy.typing import NDArray
 
 from ..base.blas import one_thread
@@ -21,6 +20,7 @@ from ..files.load import load
 from ..judge.report.report import Report
 from ..judge.verdict import Verdict
 from ..kernels.float_state import steady
+from ..kernels.working_clock import working_clock
 from ..model.records import Model
 from ..testing.space import CONTEXT, Case, case_like, fitted
 from .company import Compared
@@ -78,7 +78,7 @@ def hunt(
         integer("runs", runs, 1)
     seed, single = integer("seed", seed, 0), flag("single", single)
     seconds, workers = positive("time", time), integer("workers", workers, 1, 1024)
-    runner = Runner(engine_of(engine, positive("limit", limit)), like, judge, workers, seconds, spread)
+    tried = engine_of(engine, positive("limit", limit))
 
     def complete(runner: Runner, finding: Finding) -> Finding:
         if (origin := runner.origin(finding.case)) != finding.case:
@@ -91,7 +91,8 @@ def hunt(
             finding = replace(finding, place=_place(runner, finding))
         return finding if folder is None else keep(runner, finding, folder)
 
-    with one_thread(), event.install_listener("numba:compiler_lock", runner.compiling):
+    with one_thread(), working_clock() as clock:  # compiling takes no time of a hunt: a first one draws as many cases as others
+        runner = Runner(tried, like, judge, workers, seconds, spread, clock)
         kept = [] if folder is None else kept_cases(folder)
         return hunt_engine((runner, Compared(runner)), runs, seed, single, kept, progress, complete)
 

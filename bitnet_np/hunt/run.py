@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba.core import event
 
 from ..base.errors import ShapeError, UnsupportedError
 from ..judge.report.report import Report
@@ -157,14 +156,15 @@ class Runner:
         workers: int = 1,
         seconds: float = float("inf"),
         spread: Spread | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.like, self.judge, self.workers = engine, like, judge, workers
         self.outcomes = self.all_runs = dict[Case, Outcome]()
         self.exact: dict[tuple[str, Any], bool] = {}  # by field and value: whether the plainest run had float32's rounding alone
         self.pool = ThreadPoolExecutor(workers)
         self.spread = spread or self.pool.map
-        self.compiling = event.TimingListener()
-        self.begin = self.now()
+        self.now = clock
+        self.begin = clock()
         self.deadline = self.begin + seconds
         self.made = lru_cache(_KEPT)(lambda case: model_of(case, like))
 
@@ -175,10 +175,6 @@ class Runner:
             own = {"head_dim": like.config.head_dim, "rope_width": like.config.rope_width or 0}
             like = self.model(fitted(with_fields(case_like(like)[0], own)))
         return Runner, (self.engine, like, self.judge), {"exact": self.exact}
-
-    def now(self) -> float:
-        """Seconds since some time, without those in which kernels were compiled: a first hunt draws as many cases as others."""
-        return time.monotonic() - (self.compiling.duration if self.compiling.done else 0.0)
 
     def model(self, case: Case) -> Model:
         """The model of a case."""

@@ -25,6 +25,7 @@ ternary_tiles.py   ternary products on matrix tiles (AMX)
 WHAT COMPILES AND RUNS THEM
 float_state.py     the default state of floating-point arithmetic, for public functions and threads
 launching.py       compiling kernels, and dividing their work among threads
+working_clock.py   a clock that stands while kernels are compiled
 recording.py       the launches of a pass, to be run again by one call
 numba_threads.py   the number of threads that Numba has, asked without its lock
 sharing.py         whether it pays to share kernels among threads
