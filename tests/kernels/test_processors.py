@@ -40,6 +40,7 @@ ASK_THE_PROCESSOR = {
     "support/kernel_calls.py": "which kernels it never launches",
     "support/passes.py": "for matrix tiles, to do without them as well",
     "support/processors.py": "which processors it can stand in for",
+    "support/soak.py": "for matrix tiles, to do without them",
     "sweep/test_run.py": "to compare it with what a report says of the machine",
     "testing/test_part_cases.py": "for the borders of its kernels, to see that every side of them is run",
 }
@@ -108,6 +109,11 @@ def test_no_kernel_uses_memory_after_it_was_freed(is_thorough):
     here = run("processors", types, ",".join(beginnings), *whole, **OWN_MAPPINGS)
     passes = {name: digest for name, digest in RECORDED.items() if name.startswith(beginnings)}
     assert (here["passes"], here["wrong"], here["contract"], here["costs"]) == (passes, [], [], [])
+
+
+@pytest.mark.usual(0)  # test_threads.py finds most of what it would, but for results in freed memory
+def test_threads_that_compute_at_once_get_the_same_bits():
+    assert run("soak", "4", MALLOC_ARENA_MAX="1") > 100
 
 
 @glibc
